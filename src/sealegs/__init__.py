@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sealegs.replay.subject import Subject, Text
     from sealegs.sinks.notify import Notify
     from sealegs.sinks.trackers import tracker
+    from sealegs.state.frozen import Frozen
     from sealegs.step.skip_way import Skipping
     from sealegs.vocabulary import Finding, Severity, Verdict
     from sealegs.watch import Watch
@@ -32,6 +33,7 @@ __all__ = [
     "Detection",
     "Finding",
     "FolderIncomplete",
+    "Frozen",
     "Guard",
     "LoopScheduler",
     "Notify",
@@ -64,6 +66,7 @@ _HOMES = {
     "Detection": "sealegs.judge",
     "Finding": "sealegs.vocabulary",
     "FolderIncomplete": "sealegs.errors",
+    "Frozen": "sealegs.state.frozen",
     "Guard": "sealegs.guard",
     "LoopScheduler": "sealegs.guard_options",
     "Notify": "sealegs.sinks.notify",

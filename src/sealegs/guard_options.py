@@ -25,6 +25,7 @@ from sealegs.signals.routers import Finder
 from sealegs.sinks.notify import Where
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.extra_state import Stateful, refuse_stateless
+from sealegs.state.frozen import FrozenWeights
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
 from sealegs.step.skip_way import Skipping
@@ -76,6 +77,9 @@ class Checkpointing:
     """Bytes that both copies may take together; None takes what is free, 0 keeps none."""
     capsule_bytes: float = BUDGET
     """Bytes on disk for the capsules of all incidents, from which ``sealegs replay`` runs them again; 0 writes none."""
+    with_frozen: bool = False
+    """Whether snapshots and checkpoints hold frozen weights too, where these outweigh the trained ones. Else they have
+    digests of them, and need the same base model again."""
     also: Mapping[str, Stateful] = field(default_factory=dict)
     """What the loop keeps of its own, ``{"ema": ema}``: anything with ``state_dict`` and ``load_state_dict``. It goes
     along in snapshots, rollbacks, checkpoints and a resume."""
@@ -88,6 +92,7 @@ class Checkpointing:
             ("keep", is_whole(self.keep, 1), "how many of the newest, at least 1"),
             ("snapshot_every", is_whole(self.snapshot_every, 1), "a number of steps, at least 1"),
             ("snapshot_memory", _is_size(memory), "bytes for both snapshots together"),
+            ("with_frozen", isinstance(self.with_frozen, bool), "True, or False to leave them out"),
             ("capsule_bytes", _is_size(self.capsule_bytes), "bytes on disk for all incidents, or 0 for none"),
         ):
             refuse_unless(is_sound, f"Checkpointing.{name}", getattr(self, name), cure)
@@ -217,6 +222,12 @@ class GuardOptions:
         """The data, as recovery needs them."""
         return Batches(skipped=self.skip, must_reposition=self.has_rungs)
 
+    def frozen(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> FrozenWeights | None:
+        """What states leave out, if there are any."""
+        if not self.stores or self.checkpointing.with_frozen:
+            return None
+        return FrozenWeights(model, optimizers, timeout_s=self.telemetry.timeout_s)
+
     def snapshots(self, training: TrainingState) -> Snapshots:
         """Those in memory: where they are of no use to a playbook, only if memory is given for them."""
         asked = self.checkpointing
@@ -227,6 +238,7 @@ class GuardOptions:
             training.model,
             training.optimizers,
             also=training.also,
+            frozen=training.frozen,
             every=asked.snapshot_every,
             soon=not self.has_rungs,
             memory=memory,

@@ -48,6 +48,8 @@ from sealegs.signals.groups import find_embeddings
 from sealegs.signals.meter import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks, without_exchange
+from sealegs.state.extra_state import not_held
+from sealegs.state.frozen import size_of
 from sealegs.state.live_settings import autocast_settings, batch_settings, precision_settings
 from sealegs.state.resume_audit import AS_SAVED, ResumeChanges
 from sealegs.state.snapshots import Snapshots
@@ -130,9 +132,10 @@ class LoopPort(Observer):
             scaler=self._update.scaler,
             data=self._batches,
             also=dict(checkpointing.also),
+            frozen=options.frozen(model, self._update.optimizers),
         )
         if options.stores:
-            training.capture()  # what cannot be stored is refused now, before there is a folder
+            training.capture(with_frozen=True)  # what cannot be stored is refused now, before there is a folder
         snapshots = options.snapshots(training)
         self.number = 0
         """The number of the step that comes next."""
@@ -447,6 +450,8 @@ class LoopPort(Observer):
                 self._meter.get_ready(self.number)
             else:
                 with self._spent.of("snapshots"):
+                    if self._training.frozen is not None:
+                        self._training.frozen.before_update()
                     if self.recovery is not None:
                         self.recovery.before_update(norms)
                     elif self.checkpoints is not None:
@@ -493,6 +498,8 @@ class LoopPort(Observer):
             went_back = self._go_on_at(step)
         if self._saving is not None:
             self._saving.tell(self.number)
+        for text in () if self._training.frozen is None else self._training.frozen.news():
+            self.watch.note("thawed", step=self.number, text=text)
         if self._act and (halted := self.watch.halted):
             halted = replace(halted, instead="")
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
@@ -923,6 +930,12 @@ class LoopPort(Observer):
             return f"playbook {self.recovery.playbook.name} decides"
         return ""
 
+    def _left_out(self) -> dict[str, int] | None:
+        """How much of the model is frozen, and in no snapshot or checkpoint."""
+        if self._training.frozen is None or not (frozen := self._training.frozen.candidates()):
+            return None
+        return {"frozen_tensors": len(frozen), "bytes": size_of(frozen.values())}
+
     def _say_what_is_guarded(self) -> None:
         """What a skip can do here, and what it cannot: said once, before it matters."""
         self.watch.note(
@@ -934,6 +947,8 @@ class LoopPort(Observer):
             skips_on_the_device=all(map(reads_found_inf, self._update.optimizers)),
             fused_by_the_guard=self._fused,
             not_undone_by_a_skip=not_undone(self._model),
+            not_restored=not_held(self._model, self._update.optimizers, self._training.also),
+            left_out_of_states=self._left_out(),
             playbook=self.recovery.playbook.name if self.recovery is not None else None,
             ranks=self._meter.ranks.world,
             norms_of_each_rank=before.attached_to if (before := self._meter.norms_before) else None,

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +27,7 @@ from sealegs.preflight_check.rule import check
 from sealegs.preflight_check.rules import RULES
 from sealegs.preflight_check.structure import read_structure
 from sealegs.report.commands.preflight import Advised
+from sealegs.state.extra_state import Stateful, not_held
 
 MOST_STEPS = 100_000
 """The most steps of a schedule that must be stepped through; one that is a function of the step is read in full."""
@@ -45,12 +47,14 @@ def preflight(
     example: Any = None,
     labels: Tensor | None = None,
     loss: Loss | None = None,
+    also: Mapping[str, Stateful] = MappingProxyType({}),
     **more: Any,
 ) -> Advised:
     """Everything that can be said before the first step. The result prints as a page; ``findings`` are values.
 
     ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch.
-    ``loss`` gives the loss of a batch, to be backpropagated: with it one step is tried, and undone. ``more`` is what
+    ``loss`` gives the loss of a batch, to be backpropagated: with it one step is tried, and undone. ``also`` is what
+    the guard is given to keep beside the model. ``more`` is what
     the objects do not show, by the names of a plan (``steps=20_000, clip=1.0, dtype="bf16"``), or ``plan={...}`` with
     its tables; or one or several results of ``preflight_check.config_readers``.
     """
@@ -64,6 +68,7 @@ def preflight(
         plans.append(plan_from(_settings(optimizers, model)))
     if model is not None and optimizers:
         plans.append(plan_from(_ownership(model, optimizers)))
+        plans.append(plan_from({"not_held": tuple(not_held(model, optimizers, also))}))
         if loss is not None:
             plans.append(plan_from({"unmoved": tuple(_unmoved(model, optimizers, loss))}))
     if scheduler is not None:

@@ -151,6 +151,8 @@ class ParameterState(Group, frozen=True, kw_only=True):
     """Meant to be tied to another, but not tied."""
     nonfinite: tuple[str, ...] | None = None
     moments_empty: bool | None = None
+    not_held: tuple[str, ...] | None = None
+    """Objects that follow the training and that no state has."""
 
 
 class Data(Group, frozen=True, kw_only=True):

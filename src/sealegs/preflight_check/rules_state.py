@@ -129,6 +129,21 @@ def weights_not_finite(nonfinite: Sequence[str]) -> RuleFinding | None:
     return RuleFinding("error", f"not finite: {some(nonfinite)}", "the weights", "from a checkpoint before")
 
 
+@STATE.rule()
+def shadows_in_no_state(not_held: Sequence[str]) -> RuleFinding | None:
+    """Something follows the weights, and no state has it.
+
+    Why: an average of the weights, or whatever else is called at each step and keeps tensors, stays where it is when
+      the run goes back to an earlier state, and begins anew at a resume: from then on it is that of another run.
+    Set: Checkpointing(also={"ema": ema}), and also= here; the object needs state_dict and load_state_dict.
+    Sure: established that it is called and keeps something; whether that matters, you know.
+    See: Izmailov et al. 2018, Averaging weights leads to wider optima, for what such averages are for.
+    """
+    if not not_held:
+        return None
+    return RuleFinding("note", f"in no state: {some(not_held)}", "Checkpointing.also", "it, by a name")
+
+
 def some(names: Sequence[str]) -> str:
     """A few of them, and how many there are.
 

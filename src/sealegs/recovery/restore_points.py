@@ -303,7 +303,7 @@ class RestorePoints:
             plain = target.snapshot.plain
             return CostSoFar(number - target.step, self.tokens - plain["tokens"], time.monotonic() - plain["time"])
         assert self._checkpoints is not None
-        state = self._checkpoints.load(target.step, like=self._training.capture())
+        state = self._checkpoints.load(target.step, like=self._training.capture(with_frozen=True))
         self._training.restore(state)
         self._brought_back = self._training.also_in(state)
         self._watch.go_back(self._watch.judge_state_from(state.plain["guard"]["watch"]))

@@ -168,7 +168,7 @@ class Saving:
         reasons = {str(damage.step): damage.reason for damage in passed_over}
         if step is None:
             return Resumed(None, reasons, [], because=because), None
-        state = self._checkpoints.load(step, like=self._training.capture())
+        state = self._checkpoints.load(step, like=self._training.capture(with_frozen=True))
         remarks = self._training.restore(state)
         self.last = step
         audit = came_back(state, self._training.capture())

@@ -96,6 +96,8 @@ def shaken(arm: Arm, seed: int) -> Arm:
 def _round(subject: Subject, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in subject.model.parameters():
+        if not parameter.requires_grad:  # states leave these out
+            continue
         up = torch.rand(parameter.shape, generator=generator).to(parameter.device) < 0.5
         toward = torch.where(up, math.inf, -math.inf).to(parameter.dtype)
         parameter.copy_(torch.nextafter(parameter, toward))

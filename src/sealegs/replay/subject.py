@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.errors import ConfigError
 from sealegs.signals.norms import GradientReader
 from sealegs.state.checkpoints import StoredState
+from sealegs.state.frozen import FrozenWeights
 from sealegs.state.training_state import TrainingState
 from sealegs.step.update import Update
 
@@ -104,6 +105,7 @@ class ReplayLoop:
     def __init__(self, subject: Subject, clip: float | None) -> None:
         self.subject = subject
         self.clip = subject.clip if subject.clip is not None else clip
+        self.training = replace(subject.training, frozen=FrozenWeights(subject.model, subject.optimizers))
         self._update = Update(subject.optimizers, subject.schedulers, subject.scaler)
         self._reader = GradientReader(subject.model, subject.optimizers)
 
@@ -148,13 +150,13 @@ class ReplayLoop:
 
     def capture(self) -> StoredState:
         """Copy everything that decides what comes next."""
-        state = self.subject.training.capture()
+        state = self.training.capture()
         return replace(state, tensors={name: tensor.detach().clone() for name, tensor in state.tensors.items()})
 
     def restore(self, state: StoredState) -> None:
         """Go back to a captured state, as often as needed: the loop takes copies of it."""
         copies = {name: tensor.clone() for name, tensor in state.tensors.items()}
-        self.subject.training.restore(replace(state, tensors=copies))
+        self.training.restore(replace(state, tensors=copies))
         self.zero()
 
 

@@ -3,11 +3,13 @@
 Nothing is unpickled that could run code: ours are tensors and JSON, others are loaded with ``weights_only``.
 """
 
+import hashlib
 import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from sealegs.record.typed import fits
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_table import fault_in_archive, fault_in_pickles
 from sealegs.state.checkpoints import read_state
+from sealegs.state.plain_state import DESCRIBED, fault_in_plain
 from sealegs.state.serialization import from_json
 
 CLOSE = 20
@@ -58,6 +61,10 @@ class Contents:
     optimizers: Sequence[OfOptimizer] = ()
     schedules: Sequence[Mapping[str, Any]] = ()
     scaler: Mapping[str, Any] | None = None
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """Type, shape and digest of the weights that it leaves out."""
+    other_base: str = ""
+    """Where another checkpoint of the run leaves out something else under the same name."""
     random: str | None = None
     also: Sequence[str] = ()
     """Names of the loop's own states."""
@@ -87,6 +94,8 @@ def holdings(found: Contents) -> Iterator[Holding]:
         yield Holding("files", "damaged", f"{found.fault}: use an older checkpoint")
         return
     yield _weights(found)
+    if found.frozen:
+        yield _frozen(found)
     yield from _optimizer(found)
     yield _step(found)
     yield _schedule(found)
@@ -112,6 +121,16 @@ def _weights(found: Contents) -> Holding:
     bad = [name for name, each in found.weights.items() if not _is_finite(each)]
     problem = f"not finite: {', '.join(bad[:3])}; an older checkpoint is needed" if bad else None
     return Holding("weights", f"{len(found.weights)} tensors ({kinds}), {numbers:,} numbers", problem)
+
+
+def _frozen(found: Contents) -> Holding:
+    """What has to be there when a run goes on from it, and is not in it."""
+    described = [match for each in found.frozen.values() if (match := DESCRIBED.fullmatch(each))]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(each["dtype"] for each in described).most_common())
+    numbers = sum(math.prod(int(side) for side in each["shape"].split(", ") if side) for each in described)
+    digest = hashlib.blake2b(repr(sorted(found.frozen.items())).encode(), digest_size=8).hexdigest()
+    what = f"{len(found.frozen)} tensors ({kinds}), {numbers:,} numbers, are left out: a resume compares their digests"
+    return Holding("frozen weights", f"{what}, together {digest}", found.other_base or None)
 
 
 def _optimizer(found: Contents) -> Iterator[Holding]:
@@ -273,9 +292,12 @@ def _ours(folder: Path) -> Contents:
         schedules = [from_json(each["state"], state.tensors) for each in plain["schedulers"]]
     run = folder.parent.parent
     position = plain["data"]
+    frozen = plain.get("frozen") or {}
     return Contents(
         kind=kind,
         weights={name: each for name, each in state.tensors.items() if name.startswith("model/")},
+        frozen=frozen,
+        other_base=_other_base(frozen, folder) if frozen and step is not None else "",
         optimizers=stored,
         schedules=[each for each in schedules if isinstance(each, Mapping)],
         scaler=plain["scaler"] or None,
@@ -285,6 +307,20 @@ def _ours(folder: Path) -> Contents:
         step=step,
         versions=manifests.load(run).versions if (run / MANIFEST).exists() else None,
     )
+
+
+def _other_base(frozen: Mapping[str, str], folder: Path) -> str:
+    """Where another checkpoint of the run has left out something else under the same name."""
+    beside = sorted(int(entry.name) for entry in folder.parent.iterdir() if is_number(entry.name))
+    for step in beside:
+        with suppress(SourceError, OSError):
+            plain, _ = checkpoint_files.read_plain(folder.parent / str(step), 0)
+            if "optimizers" not in plain or fault_in_plain(plain, {}):
+                continue
+            others = [name for name, each in (plain.get("frozen") or {}).items() if frozen.get(name, each) != each]
+            if others:
+                return f"checkpoint {step} is of another base: {others[0]} is {plain['frozen'][others[0]]} there"
+    return ""
 
 
 def _rng(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -1,10 +1,14 @@
 """Saves and restores the loop's own objects, such as an EMA of the weights or a counter: all of them or none."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError, SourceError
 
@@ -48,8 +52,60 @@ def load_states(also: Mapping[str, Stateful], states: Mapping[str, Any], name_of
             also[name].load_state_dict(copied(states[name]))
         except Exception as error:
             for other in before:
-                also[other].load_state_dict(before[other])
+                with suppress(SourceError):  # of a frozen one that has changed, which the error may be about
+                    also[other].load_state_dict(before[other])
             raise SourceError(f"{name_of.format(name)} does not take its state back: {error}") from error
+
+
+def not_held(model: nn.Module, optimizers: Sequence[Optimizer], also: Mapping[str, Stateful]) -> list[str]:
+    """What a training calls on the way, that keeps tensors and is in no state: an EMA on a hook of the optimizer.
+
+    Objects that nothing calls, and functions without an object, are not seen.
+    """
+    held = {id(each) for each in (*model.modules(), *optimizers, *also.values())}
+    hooks = [
+        (f"{type(optimizer).__name__} at each step", hook)
+        for optimizer in optimizers
+        for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+        for hook in getattr(optimizer, kind, {}).values()
+    ]
+    for name, module in model.named_modules():
+        where = f"the forward pass of {name or type(model).__name__}"
+        hooks += [(where, hook) for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())]
+    for name, parameter in model.named_parameters():
+        hooks += [(f"the gradient of {name}", hook) for hook in (parameter._post_accumulate_grad_hooks or {}).values()]
+    found = {
+        id(owner): f"{type(owner).__name__}, which is called by {where}"
+        for where, hook in hooks
+        for owner in _behind(hook)
+        if id(owner) not in held and not type(owner).__module__.startswith(_NOBODYS) and _keeps_tensors(owner)
+    }
+    return list(found.values())
+
+
+_NOBODYS = ("sealegs.", "torch.distributed.", "torch.nn.", "torch._dynamo.", "torch.optim.lr_scheduler")
+"""Modules whose objects keep nothing that a step depends on, or are in states by another way."""
+
+
+def _behind(hook: Any) -> list[Any]:
+    """The objects that a hook belongs to, or has taken along."""
+    if isinstance(hook, partial):
+        return [*_behind(hook.func), *hook.args, *hook.keywords.values()]
+    cells = getattr(hook, "__closure__", None) or ()
+    inside = [cell.cell_contents for cell in cells]
+    return [owner for owner in (getattr(hook, "__self__", None), hook, *inside) if not isinstance(owner, _WORDS)]
+
+
+_WORDS = (type(None), bool, int, float, str, Tensor, FunctionType, MethodType)
+
+
+def _keeps_tensors(owner: Any) -> bool:
+    """Whether an object has tensors of its own, or a state that can be saved."""
+    if callable(getattr(owner, "state_dict", None)):
+        return True
+    kept = list(getattr(owner, "__dict__", {}).values())
+    inside = [each for value in kept for each in (value.values() if isinstance(value, dict) else [value])]
+    return any(isinstance(each, Tensor) for each in inside)
 
 
 def copied(value: Any) -> Any:

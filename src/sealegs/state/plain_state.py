@@ -3,10 +3,16 @@
 It does not know what a schedule or a loader keeps; it knows the frame around that.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sealegs.record.typed import fits
+
+DESCRIBED = re.compile(
+    r"(?P<dtype>[a-z]\w{2,30}) \[(?P<shape>(?:\d{1,18}(?:, \d{1,18}){0,30})?)\] [0-9a-f]{16}", re.ASCII
+)
+"""How a frozen weight is described: type, shape and digest."""
 
 
 def fault_in_plain(plain: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
@@ -26,6 +32,11 @@ def _faults(plain: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
     for name, values in (("data", plain), ("also", plain), ("data", own), ("rng", own)):
         if not fits(values.get(name), Mapping | None):
             yield f"{name} is no object"
+    frozen = plain.get("frozen", {})
+    if not isinstance(frozen, dict) or not all(
+        isinstance(each, str) and DESCRIBED.fullmatch(each) for each in frozen.values()
+    ):
+        yield "what it says of frozen weights is none"
     for name, values in (("data", plain), *((name, own) for name in ("data", "rng") if own)):
         if name not in values:
             yield f"it has no {name}"

@@ -19,6 +19,7 @@ AS_SAVED = "as saved"
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")
 """Settings of a parameter group that decide about an update."""
 WEIGHTS = "weights"
+FROZEN = "frozen weights"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by their size in bytes."""
 
@@ -27,6 +28,7 @@ def came_back(saved: StoredState, live: StoredState) -> dict[str, str]:
     """Per part of the state: ``as saved``, or how the live state differs from the saved one."""
     found: dict[str, list[str]] = {
         WEIGHTS: list(_tensors_differ(saved, live, "model/")),
+        **_frozen_differ(saved, live),
         "moments": list(_tensors_differ(saved, live, "optimizer/")),
         "random state": list(_random_differs(saved, live)),
         "data position": _differs(_of(saved)["data"], _of(live)["data"]),
@@ -154,8 +156,17 @@ def _differs(was: Any, now: Any) -> list[str]:
     return [] if was == now else [f"was {was} and is {now}"]
 
 
+def _frozen_differ(saved: StoredState, live: StoredState) -> dict[str, list[str]]:
+    """Of the weights that both leave out, those whose digests differ."""
+    was, now = saved.plain.get("frozen") or {}, live.plain.get("frozen") or {}
+    told = [f"{name} was {was[name]} and is {now[name]}" for name in was if was[name] != now.get(name, was[name])]
+    return {FROZEN: told} if was else {}
+
+
 def _tensors_differ(saved: StoredState, live: StoredState, prefix: str) -> Iterator[str]:
     names = {name for state in (saved, live) for name in state.tensors if name.startswith(prefix)}
+    # left out by one of them: its digest was compared when the state was restored
+    names -= {f"model/{name}" for state in (saved, live) for name in state.plain.get("frozen") or ()}
     for name in sorted(names):
         was, now = saved.tensors.get(name), live.tensors.get(name)
         if was is None or now is None:

@@ -5,8 +5,8 @@ There are two buffers, never more. Every ``every`` steps a *candidate* is copied
 the run is in doubt, none is taken, and a candidate is dropped. So, with 50 and 16, the newest is 16 to 66 steps old;
 the older one 66 to 100, and then gone until the candidate that took its place is promoted.
 
-A snapshot holds this rank's parameters, buffers and optimizer states, bit for bit. Copies go to the device, or to
-pinned host memory beside the computation. The host waits for neither.
+A snapshot holds this rank's parameters, buffers and optimizer states, bit for bit, without the frozen weights that it
+is told of. Copies go to the device, or to pinned host memory beside the computation. The host waits for neither.
 """
 
 import math
@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from sealegs.errors import ConfigError, SourceError
 from sealegs.state import memory
 from sealegs.state.extra_state import Stateful
+from sealegs.state.frozen import FrozenWeights, Look
 from sealegs.state.memory import CPU, Buffer, Place, in_words
 from sealegs.state.tensors import ALSO, Apart, Join, Live, OptimizerLayout, filled, walk
 
@@ -59,6 +60,7 @@ class Snapshots:
         optimizers: Sequence[Optimizer],
         *,
         also: Mapping[str, Stateful] = MappingProxyType({}),
+        frozen: FrozenWeights | None = None,
         every: int = 50,
         soon: bool = False,
         promote_after: int = 16,
@@ -66,7 +68,7 @@ class Snapshots:
         place: Literal["auto", "device", "host"] = "auto",
     ) -> None:
         """``memory`` is the most bytes that both may take together; 0 holds none. ``soon`` takes the first at once.
-        ``also`` names the loop's own objects.
+        ``also`` names the loop's own objects; ``frozen`` knows what is left out.
 
         ``place`` is where they go: on the ``device``, if they fit into half of what is free there; on the ``host``, if
         they fit into ``memory`` or, without it, into half of what is free; ``auto`` tries both. The first snapshot
@@ -83,6 +85,7 @@ class Snapshots:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._also = also
+        self._frozen = frozen
         self._every = every
         self._soon = soon
         self._promote_after = promote_after
@@ -102,7 +105,8 @@ class Snapshots:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: list[_Copying] = []
         if not self._unavailable_because:
-            walk(model, self._optimizers, also)  # refuse now what the first snapshot would refuse
+            left_out = {} if frozen is None else frozen.candidates()
+            walk(model, self._optimizers, also, left_out.values())  # refuse now what the first snapshot would refuse
 
     def due(self, step: int) -> bool:
         """Whether to take a snapshot before a step. Never before step 0, where optimizers have no state."""
@@ -121,7 +125,14 @@ class Snapshots:
             return
         self.before_update()
         self._candidate = None
-        live = walk(self._model, self._optimizers, self._also)
+        look, left_out = None, frozenset[str]()
+        if self._frozen is not None:
+            look = self._frozen.look()
+            if look.has_arrived:
+                self._frozen.settle(look)
+                look = None
+            left_out = frozenset(self._frozen.left_out())
+        live = self._walk(left_out, self._also)
         tensors = live.tensors
         layout = {key: _kind(tensor) for key, tensor in tensors.items()}
         if layout != self._layout:
@@ -134,7 +145,9 @@ class Snapshots:
         self._copy_into(buffer, tensors, live.buffers)
         joins = {key: (tuple(apart.parts), apart.join) for key, apart in live.moments.items()}
         along = {key: (tuple(apart.parts), apart.join) for key, apart in live.of_also.items()}
-        self._candidate = _Held(Snapshot(step, dict(plain)), buffer, joins, live.settings, live.also, along)
+        self._candidate = _Held(
+            Snapshot(step, dict(plain)), buffer, joins, live.settings, live.also, along, left_out, look
+        )
         self._survived = 0
 
     def before_update(self) -> None:
@@ -155,8 +168,10 @@ class Snapshots:
             return
         self._survived += 1
         if self._survived >= self._promote_after:
-            self._kept.insert(0, self._candidate)
-            self._candidate = None
+            held, self._candidate = self._candidate, None
+            if self._frozen is not None and held.look is not None and self._frozen.settle(held.look):
+                return  # it lacks what had changed before
+            self._kept.insert(0, held)
 
     def doubtful(self) -> None:
         """Drop the candidate until the next healthy step: a step was not healthy, or an incident is open."""
@@ -186,7 +201,10 @@ class Snapshots:
         does not fit is refused before anything changes. It stays valid.
         """
         held = self._find(snapshot)
-        targets, moments = self._targets(held, walk(self._model, self._optimizers))
+        targets, moments = self._targets(held, self._walk(held.left_out))
+        if self._frozen is not None:
+            self._frozen.refuse_others(self._frozen.described(held.left_out))
+            self._frozen.bring_back(held.left_out)
         self.before_update()  # a candidate may still be copied from what is written now
         memory.copy_all((targets[key], part) for key, part in held.buffer.parts.items() if key in targets)
         for optimizer, settings in zip(self._optimizers, held.settings, strict=True):
@@ -210,6 +228,15 @@ class Snapshots:
         moments = {key: join(parts[name] for name in names) for key, (names, join) in held.joins.items()}
         return parts, moments, held.settings
 
+    def left_out(self, snapshot: Snapshot) -> dict[str, str]:
+        """What it lacks because it was frozen, by its names in a checkpoint, with type, shape and digest."""
+        held = self._find(snapshot, proven=False)
+        if self._frozen is None:
+            return {}
+        if held.look is not None and self._frozen.settle(held.look):
+            raise SourceError(f"the snapshot of step {snapshot.step} lacks frozen weights that had been changed")
+        return self._frozen.described(held.left_out)
+
     @property
     def held_bytes(self) -> int:
         """The memory of both buffers together."""
@@ -227,6 +254,10 @@ class Snapshots:
         self.before_update()
         self._candidate = None
         self._kept, self._buffers, self._layout = [], [], {}
+
+    def _walk(self, left_out: frozenset[str], also: Mapping[str, Stateful] = MappingProxyType({})) -> Live:
+        live = self._frozen.named() if left_out and self._frozen is not None else {}
+        return walk(self._model, self._optimizers, also, [each for name, each in live.items() if name in left_out])
 
     def _held(self, proven: bool) -> "list[_Held]":
         """The healthy snapshots, newest first, and before them the candidate, if they need not be proven."""
@@ -327,6 +358,10 @@ class _Held(NamedTuple):
     """States of the loop's own objects, with a key in the place of each tensor."""
     along: dict[str, tuple[tuple[str, ...], Join]]
     """The same as ``joins``, for those tensors."""
+    left_out: frozenset[str]
+    """Names of frozen weights that it lacks."""
+    look: Look | None
+    """Where the device was still looking whether they had changed."""
 
 
 class _Copying(NamedTuple):

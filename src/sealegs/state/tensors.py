@@ -111,6 +111,10 @@ class Live:
                     added.append(key)
         return added
 
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Let these be passed over when weights are added."""
+        self._seen.update(map(id, tensors))
+
     def as_held(self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model's tensors by their keys, made from a copy of all weights; other objects for the same memory work
         too."""
@@ -123,11 +127,15 @@ class Live:
 
 
 def walk(
-    model: nn.Module, optimizers: Sequence[Optimizer], also: Mapping[str, Stateful] = MappingProxyType({})
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    also: Mapping[str, Stateful] = MappingProxyType({}),
+    left_out: Iterable[Tensor] = (),
 ) -> Live:
-    """Collect everything that updates depend on, and the loop's own objects. What cannot be copied and restored is
-    refused."""
+    """Collect everything that updates depend on, and the loop's own objects, but for weights that are left out. What
+    cannot be copied and restored is refused."""
     live = Live()
+    live.leave_out(left_out)
     live.add_weights((f"model/{name}", parameter) for name, parameter in model.named_parameters())
     live.buffers.update(live.add_weights((f"model/{name}", buffer) for name, buffer in model.named_buffers()))
     held: dict[str, Tensor] = {}

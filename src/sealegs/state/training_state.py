@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.errors import ConfigError, SourceError
 from sealegs.state.checkpoints import StoredState
 from sealegs.state.extra_state import Stateful, load_states
+from sealegs.state.frozen import FrozenWeights, full_name
 from sealegs.state.rng import host_rng, refuse_unsound_rng, restore_rng, seed_anew, torch_rng
 from sealegs.state.serialization import from_json, to_json
 from sealegs.state.snapshots import Snapshot, Snapshots
@@ -47,14 +48,22 @@ class TrainingState:
     data: Positioned | None = None
     also: Mapping[str, Stateful] = field(default_factory=dict)
     """The loop's own objects. With several ranks: the same on all, or sharded tensors."""
+    frozen: FrozenWeights | None = None
+    """What its states leave out; None leaves out nothing."""
 
-    def capture(self) -> StoredState:
+    def capture(self, *, with_frozen: bool = False) -> StoredState:
         """The state as it is now. The tensors are the live ones: store or copy them before the next step.
 
-        An optimizer that has not stepped has no state, and gets none here.
+        An optimizer that has not stepped has no state, and gets none here. Frozen weights are left out, unless they are
+        asked for.
         """
         rank, world = _rank_and_world()
-        weights, names = self._weights(), self._names()
+        left_out: dict[str, str] = {}
+        if self.frozen is not None and not with_frozen:
+            self.frozen.settle(self.frozen.look(), together=True)
+            left_out = self.frozen.described(self.frozen.left_out())
+        weights, described = _parted(self._weights(), left_out)
+        names = self._names()
         tensors = {f"model/{name}": value for name, value in weights.items() if isinstance(value, Tensor)}
         position = None if self.data is None else self.data.state_dict()
         plain = {
@@ -72,6 +81,7 @@ class TrainingState:
             "scaler": {} if self.scaler is None else self.scaler.state_dict(),
             "data": position,
             "also": {name: to_json(thing.state_dict(), f"{ALSO}{name}", tensors) for name, thing in self.also.items()},
+            **described,
         }
         tensors |= {f"rng/{rank}/{device}": state for device, state in torch_rng().items()}
         return StoredState(tensors, plain, own={"data": position, "rng": host_rng()})
@@ -83,10 +93,15 @@ class TrainingState:
         """
         rank, world = _rank_and_world()
         parts, moments, settings = snapshots.contents(snapshot)
-        live = walk(self.model, self.optimizers)
+        left_out = snapshots.left_out(snapshot)
+        if self.frozen is not None:
+            self.frozen.refuse_unless_agreed(left_out)
+        named = self.frozen.named() if self.frozen is not None and left_out else {}
+        live = walk(self.model, self.optimizers, left_out=[each for name, each in named.items() if name in left_out])
         if grown := sorted(live.weights.keys() - parts.keys()):
             raise SourceError(f"the state of step {snapshot.step} has no {grown[0]}: the model has grown since")
-        weights, names = self._weights(), self._names()
+        weights, described = _parted(self._weights(), left_out)
+        names = self._names()
         tensors = live.as_held({name: value for name, value in weights.items() if isinstance(value, Tensor)}, parts)
         extra = {
             name: to_json(value, f"extra/{name}", tensors)
@@ -118,6 +133,7 @@ class TrainingState:
             "scaler": _scaler_at(self.scaler, snapshot.plain["scaler"]),
             "data": position,
             "also": {name: to_json(state, f"{ALSO}{name}", tensors) for name, state in also.items()},
+            **described,
         }
         return StoredState(tensors, plain, own={"data": position, "rng": of_host}, step=snapshot.step)
 
@@ -128,6 +144,8 @@ class TrainingState:
         """
         self._refuse_another(state)
         self._refuse_unsound(state)
+        frozen, left_out = self.frozen or FrozenWeights(self.model, self.optimizers), _frozen_of(state)
+        frozen.refuse_others(left_out)
         names, remarks = self._names(), list(self._remarks(state))
         if self.data is not None and (position := _position(state)) is not None:
             self.data.load_state_dict(position)  # first: it may refuse for its own reasons
@@ -139,7 +157,10 @@ class TrainingState:
             name_of="schedule {}",
         )
         weights = _under("model/", state.tensors) | from_json(state.plain["extra"], state.tensors)
-        dcp_state.set_model_state_dict(self.model, weights)
+        frozen.before_loading(weights)
+        options = dcp_state.StateDictOptions(strict=not left_out)
+        dcp_state.set_model_state_dict(self.model, weights, options=options)
+        frozen.bring_back(left_out)
         for optimizer, stored in zip(self.optimizers, state.plain["optimizers"], strict=True):
             _restore_optimizer(optimizer, names, stored, state.tensors)
         if self.scaler is not None and self.scaler.is_enabled() and state.plain["scaler"]:
@@ -154,7 +175,7 @@ class TrainingState:
 
     def _weights(self) -> dict[str, Any]:
         """Parameters, buffers, and the modules' extra state."""
-        return dcp_state.get_model_state_dict(self.model)
+        return {full_name(self.model, key): value for key, value in self.model.state_dict().items()}
 
     def _schedules(self, states: Sequence[Any], tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
         return [
@@ -172,7 +193,7 @@ class TrainingState:
     def _refuse_another(self, state: StoredState) -> None:
         if "optimizers" not in state.plain:
             raise SourceError("the checkpoint is of an older Sealegs: finish the run with that one, or start another")
-        here = self._weights()
+        here, _ = _parted(self._weights(), _frozen_of(state))
         there = _under("model/", state.tensors)
         for name in sorted(there.keys() | {name for name, value in here.items() if isinstance(value, Tensor)}):
             _refuse_unless_same("model", name, _shape(there.get(name)), _shape(here.get(name)))
@@ -430,6 +451,19 @@ def _kind(thing: object) -> str:
 
 def _shape(value: Any) -> object:
     return tuple(value.shape) if isinstance(value, Tensor) else "absent"
+
+
+def _parted(weights: Mapping[str, Any], left_out: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a state holds of the weights, and what it says of those that it leaves out: nothing if there are none."""
+    held = {name: value for name, value in weights.items() if name not in left_out}
+    described = {name: left_out[name] for name in weights if name in left_out}
+    return held, {"frozen": described} if described else {}
+
+
+def _frozen_of(state: StoredState) -> Mapping[str, str]:
+    """What a state has left out, as a whole tensor is described; states of older versions have left out nothing."""
+    left_out: Mapping[str, str] = state.plain.get("frozen") or {}
+    return left_out
 
 
 def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
