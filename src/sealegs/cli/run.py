@@ -21,10 +21,10 @@ from sealegs.errors import ConfigError
 from sealegs.integrations.launch.request import Report, Request, reports_in
 
 DESCRIPTION = """\
-Start a training command with a guard in it, without a change of its code. The guard joins when the command, or a process
-that it starts, trains with a Trainer of Hugging Face's (TRL, Axolotl, LLaMA-Factory and Unsloth derive from it), with
-Lightning's, or in a loop of Accelerate's. What it sees and does is in experiments/NAME. Without --act and --playbook it
-only watches.
+Start a training command with a guard in it, without a change of its code. The guard joins when the command, or a
+process that it starts, trains with a Trainer of Hugging Face's (TRL, Axolotl, LLaMA-Factory and Unsloth derive from
+it), with Lightning's, or in a loop of Accelerate's. What it sees and does is in experiments/NAME. Without --act and
+--playbook it only watches.
 
 The exit code is that of the command. Where nothing could be guarded, the command runs as ever, and the last line on
 stderr says why.

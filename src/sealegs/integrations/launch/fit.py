@@ -27,6 +27,7 @@ class LaunchedFit(Guarded):
     """A guard that lets go of the fit where it cannot join it."""
 
     _has_folder = False
+    _warns = False
 
     def __reduce__(self) -> Any:
         return partial(LaunchedFit, run=self._run, **self._options), ()

@@ -1,4 +1,4 @@
-"""Wraps the call of a framework that trains, when the framework is imported. What needs torch is imported when it does."""
+"""Wraps the call of a framework that trains, when that is imported; what needs torch is imported when it is called."""
 
 import warnings
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What ``sealegs run`` asks of the processes that it starts, and what they report: an environment variable and a file."""
+"""What ``sealegs run`` asks of the processes that it starts, and what they report to it: a variable and a file."""
 
 import json
 import os
