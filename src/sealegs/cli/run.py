@@ -130,13 +130,18 @@ def told(reports: Sequence[Report], *, is_acting: bool) -> str:
     >>> told([], is_acting=False)
     'nothing was guarded: no Trainer of transformers or Lightning trained, and no loop of Accelerate'
     """
-    guarded = [f"{each.what}, recorded in {each.text}" for each in reports if each.kind == "guarded"]
+    folders: dict[str, list[str]] = {}
+    for each in reports:
+        if each.kind == "guarded":
+            folders.setdefault(each.what, []).append(each.text)
+    verb = "guarded" if is_acting else "watched"
+    guarded = [f"{verb} {what}, recorded in {' and '.join(runs)}" for what, runs in folders.items()]
     others = [
         f"{each.what}: {each.text}" if each.kind == "refused" else f"{each.what} has a guard of the program's own"
         for each in reports
         if each.kind != "guarded"
     ]
     if guarded:
-        return "; ".join([f"{'guarded' if is_acting else 'watched'} {' and '.join(guarded)}", *others])
+        return "; ".join([*guarded, *others])
     why = "; ".join(others) or "no Trainer of transformers or Lightning trained, and no loop of Accelerate"
     return f"nothing was guarded: {why}"

@@ -1,0 +1,70 @@
+"""Loops of Accelerate that know of no guard, but for one: run by test_launch.py below `sealegs run`, also on ranks.
+
+Prints the weights, moments and rate that each ended with; the last ones are those of the bare command.
+"""
+
+import json
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from tests.integrations import small
+from tests.integrations.loop import loss_of, parts, trained
+
+from sealegs.integrations import accelerate
+
+NAN = (f"nan-gradient@{small.NAN}",)
+
+
+def end_of(faults: tuple[str, ...] = (), accumulation: int = 1) -> list[Any]:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+    made = model, optimizer, _, scheduler = parts(accelerator, batch=2)
+    updates = [0]
+
+    def count() -> None:
+        updates[0] += accelerator.sync_gradients
+
+    with small.broken(model, lambda: updates[0], faults):
+        trained(accelerator, made, after=count)
+    if accelerator.num_processes == 1:  # else the ranks lose each other, and more is to come
+        accelerator.end_training()
+    return [small.digest(model, optimizer.optimizer), scheduler.get_last_lr()]
+
+
+def end_of_attached() -> list[Any]:
+    """The same loop, struck, with a guard of the program's own."""
+    accelerator = Accelerator(cpu=True)
+    made = model, optimizer, _, scheduler = parts(accelerator, batch=2)
+    guard = accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run=None)
+    with guard, small.broken(model, lambda: guard.number, NAN):
+        trained(accelerator, made, guard)
+    return [small.digest(model, optimizer.optimizer), scheduler.get_last_lr()]
+
+
+def end_of_two() -> list[Any]:
+    """Two optimizers, each with a loss of its own: nothing that one verdict could be about."""
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(8, 4) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    models, optimizers = accelerator.prepare(*models), accelerator.prepare(*optimizers)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        accelerator.backward(loss_of(model, torch.ones(2, 8)))
+        optimizer.step()
+    return [small.digest(model) for model in models]
+
+
+def main() -> None:
+    found = {"healthy": end_of(), "accumulated": end_of(accumulation=2), "struck": end_of(NAN), "two": end_of_two()}
+    found["attached"] = end_of_attached()
+    bare: Any = Accelerator
+    for name in ("backward", "end_training"):
+        setattr(bare, name, getattr(bare, name).__wrapped__)
+    found |= {"bare": end_of(), "bare accumulated": end_of(accumulation=2), "bare struck": end_of(NAN)}
+    found["bare two"] = end_of_two()
+    if Accelerator(cpu=True).is_main_process:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

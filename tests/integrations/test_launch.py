@@ -1,0 +1,167 @@
+"""Whole programs below `sealegs run`: none of them is changed, and each starts as its users start it."""
+
+import json
+import os
+import shlex
+import string
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integrations import small
+
+import sealegs
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+
+
+def launched(place: Path, *words: str, command: Sequence[str | Path]) -> tuple[str, str]:
+    """`sealegs run WORDS -- COMMAND` in a folder: what the program printed, and what the command told last."""
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [BIN / "sealegs", "run", *words, "--", *command],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *_, told = done.stderr.splitlines()
+    return done.stdout, told.removeprefix("sealegs run: ")
+
+
+def ends(printed: str) -> dict[str, Any]:
+    """What each training ended with; some of them print more."""
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def skips_in(run: Path) -> list[tuple[int, bool]]:
+    """The steps at which an update was bad, and whether it was left out."""
+    return [(event.step, event.detail["acted"]) for event in sealegs.open_run(run).events if event.kind == "skip"]
+
+
+@pytest.mark.xdist_group("transformers")
+def test_trainers_of_a_program(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.integrations.launched_trainer", tmp_path]
+    printed, told = launched(tmp_path, "--act", "--run", "r", command=program)
+    found = ends(printed)
+    bare = small.trainer(tmp_path / "bare")
+    bare.train()
+    assert found["healthy"] == small.digest(bare.model, bare.optimizer.optimizer)
+    by_hand = small.trainer(tmp_path / "by-hand")
+    attached = small.attached(by_hand, None)
+    with small.broken(by_hand.model, lambda: attached.guard.number, (f"nan-gradient@{small.NAN}",)):
+        by_hand.train()
+    assert found["struck"] == small.digest(by_hand.model, by_hand.optimizer.optimizer)
+    assert found["resumed"] == found["saved"]
+    assert found["left"] == "[]"
+
+    runs = tmp_path / "experiments"
+    assert sorted(path.name for path in runs.iterdir()) == ["r", "r-2", "r-3"]
+    assert skips_in(runs / "r") == []
+    assert skips_in(runs / "r-2") == [(small.NAN, True)]
+    assert [event.detail["checkpoint"] for event in sealegs.open_run(runs / "r-3").events if event.kind == "resumed"]
+    assert told.startswith(
+        f"guarded transformers.Trainer, recorded in {runs / 'r'} and {runs / 'r-2'} and {runs / 'r-3'}; "
+    )
+    assert "a guard of the program's own" in told
+    assert "auto_find_batch_size=True: " in told
+
+
+@pytest.mark.xdist_group("transformers")
+def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console script, which starts `accelerate launch`, which starts TRL's own program."""
+    pytest.importorskip("trl", reason="trl is not installed: pip install trl")
+    make_model_and_data(tmp_path)
+    settings = shlex.split("""
+        --model_name_or_path model --dataset_name data --max_steps 8 --per_device_train_batch_size 4 --report_to none
+        --use_cpu --bf16 false --save_strategy no --disable_tqdm true --output_dir
+    """)
+    _, told = launched(tmp_path, "--run", "sft", command=[BIN / "trl", "sft", *settings, "watched"])
+    assert told == f"watched transformers.Trainer, recorded in {tmp_path / 'experiments' / 'sft'}"
+    run = sealegs.open_run(tmp_path / "experiments" / "sft")
+    assert run.manifest.settings["trainer"] == "SFTTrainer"
+    assert run.steps.tolist() == list(range(8))
+
+    from trl.scripts import sft
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    sft.main(*sft.make_parser().parse_args_and_config([*settings, "bare"]))
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("watched", "bare")]
+    assert weights[0] == weights[1]
+
+
+def make_model_and_data(place: Path) -> None:
+    """A model with random weights that spells, and rows of the alphabet."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = ["<pad>", "<eos>", *string.ascii_lowercase]
+    numbers = {letter: number for number, letter in enumerate(letters)}
+    spelling = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))  # noqa: S106
+    spelling.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    spelling.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=spelling, pad_token="<pad>", eos_token="<eos>")  # noqa: S106
+    small.llama().save_pretrained(place / "model")
+    tokenizer.save_pretrained(place / "model")
+    rows = [{"text": (string.ascii_lowercase * 2)[first : first + 12]} for first in range(26)]
+    (place / "data").mkdir()
+    (place / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (("torchrun", "--nproc-per-node", "2"), ("--playbook", "standard")),
+        (("accelerate", "launch", "--cpu", "--num_processes", "1"), ()),
+    ],
+    ids=["torchrun", "accelerate launch"],
+)
+def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
+    launcher, *options = start
+    command = [BIN / launcher, *options, HERE / "launched_loop.py"]
+    printed, told = launched(tmp_path, "--run", "r", *words, command=command)
+    found = ends(printed)
+    assert found["healthy"] == found["bare"]
+    assert found["accumulated"] == found["bare accumulated"]
+    assert found["two"] == found["bare two"]
+    runs = tmp_path / "experiments"
+    assert sorted(path.name for path in runs.iterdir()) == ["r", "r-2", "r-3"], "one of each loop, however many ranks"
+    assert skips_in(runs / "r") == []
+    struck = skips_in(runs / "r-3")
+    if words:
+        assert struck == [(small.NAN, True)]
+        assert found["struck"] == found["attached"]
+        assert "rollback: nobody tells an unchanged loop" in told
+    else:
+        assert struck[0] == (small.NAN, False)
+        assert found["struck"] == found["bare struck"]
+    endings = [event.detail["reason"] for event in sealegs.open_run(runs / "r").events if event.kind == "end"]
+    assert endings == ["finished"]
+    assert f"{'guarded' if words else 'watched'} a loop of Accelerate, recorded in {runs / 'r'} and " in told
+    assert "2 prepared optimizers" in told
+
+
+@pytest.mark.xdist_group("lightning")
+def test_fits_of_lightning(tmp_path: Path) -> None:
+    program = [sys.executable, HERE / "launched_fit.py", tmp_path / "out"]
+    printed, told = launched(tmp_path, "--playbook", "standard", "--run", "r", command=program)
+    found = ends(printed)
+    assert found["healthy"] == found["bare healthy"]
+    assert found["struck"] != found["bare struck"]
+    assert found["stream"] == found["bare stream"]
+    assert found["by hand"] == found["bare by hand"]
+    runs = tmp_path / "experiments"
+    assert skips_in(runs / "r") == []
+    assert [step for step, acted in skips_in(runs / "r-2") if acted] == [20]
+    assert "cannot be brought back to an earlier batch" in told
+    assert "manual optimization" in told
