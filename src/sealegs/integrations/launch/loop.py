@@ -3,20 +3,13 @@
 from pathlib import Path
 
 from sealegs.integrations.launch.request import Request
-from sealegs.integrations.loop_options import LoopOptions
+from sealegs.integrations.loop_options import LoopOptions, named_options
 from sealegs.record.schema import MANIFEST
-from sealegs.recovery.playbook import Playbook
 from sealegs.signals.collective import Collective
-
-PLAYBOOKS = {"standard": Playbook.standard, "observe": Playbook.observe}
-
 
 def options_of(asked: Request) -> LoopOptions:
     """The options of the guard."""
-    found: LoopOptions = {"act": asked.act}
-    if asked.playbook is not None:
-        found["playbook"] = PLAYBOOKS[asked.playbook]()
-    return found
+    return named_options(act=asked.act, playbook=asked.playbook)
 
 
 def folder_of(asked: Request, *, goes_on: bool) -> Path:
