@@ -26,7 +26,7 @@ def python(program: str) -> list[str]:
 @pytest.mark.parametrize(
     ("command", "code", "printed"),
     [
-        (python("print('done', *__import__('sys').argv[1:])") + ["--read-up-to", "--act", "--"], 0, "done"),
+        ([*python("print('done', *__import__('sys').argv[1:])"), "--read-up-to", "--act", "--"], 0, "done"),
         (python("print('failed'); raise SystemExit(3)"), 3, "failed"),
         (python("import os; print('killed', flush=True); os.kill(os.getpid(), 15)"), 128 + 15, "killed"),
         (["sh", "-c", "echo no Python"], 0, "no Python"),
@@ -83,7 +83,10 @@ def test_a_python_without_sealegs_goes_on_and_says_so(tmp_path: Path, capfd: pyt
     """A module of a framework's name is enough: this Python has none of them."""
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "accelerator.py").write_text("done = 'trained'")
-    program = "import accelerate.accelerator as it; print(it.done, type(it.__loader__).__name__, it.__spec__.loader is it.__loader__)"
+    program = (
+        "import accelerate.accelerator as it;"
+        "print(it.done, type(it.__loader__).__name__, it.__spec__.loader is it.__loader__)"
+    )
     (reports := tmp_path / "reports").touch()
     asked = Request(folder=str(tmp_path / "run"), act=False, playbook=None, reports=str(reports))
     bare = str(Path(sys.base_prefix) / "bin" / "python3")

@@ -1,9 +1,12 @@
 """Loops of Accelerate that know of no guard, but for one: run by test_launch.py below `sealegs run`, also on ranks.
 
-Prints the weights, moments and rate that each ended with; the last ones are those of the bare command.
+Prints the weights, moments and rate that each ended with; the bare ones are those of a process without guards.
 """
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,17 +57,36 @@ def end_of_two() -> list[Any]:
     return [small.digest(model) for model in models]
 
 
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Accelerate as it was imported."""
+    bare: Any = Accelerator
+    hooked = {name: getattr(bare, name) for name in ("backward", "end_training")}
+    for name, method in hooked.items():
+        setattr(bare, name, method.__wrapped__)
+    yield
+    for name, method in hooked.items():
+        setattr(bare, name, method)
+
+
 def main() -> None:
     found = {"healthy": end_of(), "accumulated": end_of(accumulation=2), "struck": end_of(NAN), "two": end_of_two()}
     found["attached"] = end_of_attached()
-    bare: Any = Accelerator
-    for name in ("backward", "end_training"):
-        setattr(bare, name, getattr(bare, name).__wrapped__)
-    found |= {"bare": end_of(), "bare accumulated": end_of(accumulation=2), "bare struck": end_of(NAN)}
-    found["bare two"] = end_of_two()
+    with unguarded():
+        found |= {"bare": end_of(), "bare accumulated": end_of(accumulation=2), "bare struck": end_of(NAN)}
+        found["bare two"] = end_of_two()
     if Accelerator(cpu=True).is_main_process:
-        print(json.dumps(found))
+        print(json.dumps(found), flush=True)
+
+
+def fail() -> None:
+    """A loop that its own error ends."""
+    accelerator = Accelerator(cpu=True)
+    updates = iter(range(5))
+    trained(accelerator, parts(accelerator), after=lambda: print(next(updates), file=sys.stderr))
 
 
 if __name__ == "__main__":
     main()
+    if "fail" in sys.argv:
+        fail()

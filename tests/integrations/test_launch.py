@@ -6,21 +6,26 @@ import shlex
 import string
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.integrations import small
 
 import sealegs
+from sealegs.errors import ConfigError
+from sealegs.integrations.preflight_advice import PreflightWarning
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 
 
-def launched(place: Path, *words: str, command: Sequence[str | Path]) -> tuple[str, str]:
+def launched(place: Path, *words: str, command: Sequence[str | Path], code: int = 0) -> tuple[str, str]:
     """`sealegs run WORDS -- COMMAND` in a folder: what the program printed, and what the command told last."""
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
@@ -31,7 +36,7 @@ def launched(place: Path, *words: str, command: Sequence[str | Path]) -> tuple[s
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     *_, told = done.stderr.splitlines()
     return done.stdout, told.removeprefix("sealegs run: ")
 
@@ -82,13 +87,13 @@ def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model_and_data(tmp_path)
     settings = shlex.split("""
         --model_name_or_path model --dataset_name data --max_steps 8 --per_device_train_batch_size 4 --report_to none
-        --use_cpu --bf16 false --save_strategy no --disable_tqdm true --output_dir
+        --packing --max_length 16 --use_cpu --bf16 false --save_strategy no --disable_tqdm true --output_dir
     """)
     _, told = launched(tmp_path, "--run", "sft", command=[BIN / "trl", "sft", *settings, "watched"])
     assert told == f"watched transformers.Trainer, recorded in {tmp_path / 'experiments' / 'sft'}"
     run = sealegs.open_run(tmp_path / "experiments" / "sft")
     assert run.manifest.settings["trainer"] == "SFTTrainer"
-    assert run.steps.tolist() == list(range(8))
+    assert run.steps[run.logged("loss")].tolist() == list(range(8))
 
     from trl.scripts import sft
 
@@ -101,17 +106,8 @@ def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_model_and_data(place: Path) -> None:
     """A model with random weights that spells, and rows of the alphabet."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = ["<pad>", "<eos>", *string.ascii_lowercase]
-    numbers = {letter: number for number, letter in enumerate(letters)}
-    spelling = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))  # noqa: S106
-    spelling.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    spelling.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=spelling, pad_token="<pad>", eos_token="<eos>")  # noqa: S106
     small.llama().save_pretrained(place / "model")
-    tokenizer.save_pretrained(place / "model")
+    small.speller().save_pretrained(place / "model")
     rows = [{"text": (string.ascii_lowercase * 2)[first : first + 12]} for first in range(26)]
     (place / "data").mkdir()
     (place / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -128,26 +124,38 @@ def make_model_and_data(place: Path) -> None:
 )
 def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
     launcher, *options = start
-    command = [BIN / launcher, *options, HERE / "launched_loop.py"]
-    printed, told = launched(tmp_path, "--run", "r", *words, command=command)
+    is_alone = launcher == "accelerate"
+    command = [BIN / launcher, *options, HERE / "launched_loop.py", *(["fail"] if is_alone else [])]
+    printed, told = launched(tmp_path, "--run", "r", *words, command=command, code=int(is_alone))
     found = ends(printed)
     assert found["healthy"] == found["bare"]
     assert found["accumulated"] == found["bare accumulated"]
     assert found["two"] == found["bare two"]
     runs = tmp_path / "experiments"
-    assert sorted(path.name for path in runs.iterdir()) == ["r", "r-2", "r-3"], "one of each loop, however many ranks"
+    names = ["r", "r-2", "r-3", *(["r-4"] if is_alone else [])]
+    assert sorted(path.name for path in runs.iterdir()) == names, "one of each loop, however many ranks"
     assert skips_in(runs / "r") == []
     struck = skips_in(runs / "r-3")
-    if words:
+    if not is_alone:
         assert struck == [(small.NAN, True)]
         assert found["struck"] == found["attached"]
         assert "rollback: nobody tells an unchanged loop" in told
     else:
         assert struck[0] == (small.NAN, False)
         assert found["struck"] == found["bare struck"]
-    endings = [event.detail["reason"] for event in sealegs.open_run(runs / "r").events if event.kind == "end"]
-    assert endings == ["finished"]
-    assert f"{'guarded' if words else 'watched'} a loop of Accelerate, recorded in {runs / 'r'} and " in told
+    endings = [
+        event.detail["reason"]
+        for name in names
+        for event in sealegs.open_run(runs / name).events
+        if event.kind == "end"
+    ]
+    assert endings == [
+        "finished",
+        "finished",
+        "ended-badly" if is_alone else "finished",
+        *(["failed"] if is_alone else []),
+    ]
+    assert f"{'watched' if is_alone else 'guarded'} a loop of Accelerate, recorded in {runs / 'r'} and " in told
     assert "2 prepared optimizers" in told
 
 
@@ -165,3 +173,20 @@ def test_fits_of_lightning(tmp_path: Path) -> None:
     assert [step for step, acted in skips_in(runs / "r-2") if acted] == [20]
     assert "cannot be brought back to an earlier batch" in told
     assert "manual optimization" in told
+
+
+@pytest.mark.xdist_group("transformers")
+def test_the_plugin_of_axolotl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the base class of its plugins, which has no part in this: Axolotl cannot be installed here."""
+    monkeypatch.setitem(sys.modules, "axolotl.integrations.base", SimpleNamespace(BasePlugin=object))
+    plugin: Any = import_module("sealegs.integrations.axolotl")
+    assert plugin.SealegsPlugin().get_input_args() == "sealegs.integrations.axolotl.SealegsArgs"
+    trainer = small.trainer(tmp_path, max_steps=3)
+    with pytest.raises(ConfigError, match="playbook='bold': there are standard, observe"):
+        plugin.SealegsPlugin().post_trainer_create(plugin.SealegsArgs(sealegs_playbook="bold"), trainer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PreflightWarning)
+        plugin.SealegsPlugin().post_trainer_create(plugin.SealegsArgs(sealegs_playbook="standard"), trainer)
+    trainer.train()
+    events = sealegs.open_run(tmp_path / "sealegs").events
+    assert [event.detail["playbook"] for event in events if event.kind == "guard"] == ["standard"]

@@ -1,9 +1,9 @@
 """A plugin that puts a guard into the Trainer which Axolotl makes. In its file of settings:
 
-    plugins:
-      - sealegs.integrations.axolotl.SealegsPlugin
-    sealegs_run: experiments/a1
-    sealegs_playbook: standard
+plugins:
+  - sealegs.integrations.axolotl.SealegsPlugin
+sealegs_run: experiments/a1
+sealegs_playbook: standard
 """
 
 from pathlib import Path

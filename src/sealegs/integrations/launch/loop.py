@@ -7,6 +7,7 @@ from sealegs.integrations.loop_options import LoopOptions, named_options
 from sealegs.record.schema import MANIFEST
 from sealegs.signals.collective import Collective
 
+
 def options_of(asked: Request) -> LoopOptions:
     """The options of the guard."""
     return named_options(act=asked.act, playbook=asked.playbook)
