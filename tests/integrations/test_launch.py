@@ -177,7 +177,7 @@ def test_fits_of_lightning(tmp_path: Path) -> None:
 
 @pytest.mark.xdist_group("transformers")
 def test_the_plugin_of_axolotl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the base class of its plugins, which has no part in this: Axolotl cannot be installed here."""
+    """With a stand-in for the base class of its plugins, which has no part in this."""
     monkeypatch.setitem(sys.modules, "axolotl.integrations.base", SimpleNamespace(BasePlugin=object))
     plugin: Any = import_module("sealegs.integrations.axolotl")
     assert plugin.SealegsPlugin().get_input_args() == "sealegs.integrations.axolotl.SealegsArgs"

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("transformers")
 
 
 def test_a_reward_trainer(tmp_path: Path) -> None:
-    """Its loss compares two answers, and its accuracy and margin are rows."""
+    """Its loss compares two answers, and is a measure of the weights."""
     trl: Any = pytest.importorskip("trl", reason="trl is not installed: pip install trl")
     from datasets import Dataset
     from transformers import LlamaForSequenceClassification
@@ -40,4 +40,6 @@ def test_a_reward_trainer(tmp_path: Path) -> None:
     run = sealegs.open_run(tmp_path / "run")
     assert run.manifest.settings["trainer"] == "RewardTrainer"
     assert run.column("loss")[run.logged("loss")][-1] < run.column("loss")[0]
-    assert {"accuracy", "reward_margin"} <= set(run.signals) or print(run.signals)
+    assert {"preference_accuracy", "reward_margin"} <= set(run.signals)
+    assert "reward" not in run.signals, "no policy is paid it"
+    assert "loss-is-no-measure" not in {event.kind for event in run.events}
