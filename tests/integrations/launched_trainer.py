@@ -5,10 +5,17 @@ Prints the weights and moments that each ended with.
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.integrations import small
+from torch.utils.data import IterableDataset
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from ({"input_ids": row, "labels": row} for row in small.rows())
 
 
 def end_of(trainer: Any, checkpoint: str | None = None, faults: tuple[str, ...] = ()) -> str:
@@ -30,6 +37,9 @@ def main(out: Path) -> None:
     found["saved"] = end_of(small.trainer(out / "saved", **saving))
     resumed = small.trainer(out / "saved", **saving)
     found["resumed"] = end_of(resumed, str(out / "saved" / "checkpoint-10"))
+    (out / "saved" / "checkpoint-10" / "sealegs.json").write_text("{")
+    found["damaged"] = end_of(small.trainer(out / "saved", **saving), str(out / "saved" / "checkpoint-10"))
+    found["stream"] = end_of(small.trainer(out / "stream", data=Stream(), max_steps=5))
     found["left"] = str(sorted(name for name in vars(resumed) if "sealegs" in name))
     print(json.dumps(found))
 

@@ -54,8 +54,8 @@ def skips_in(run: Path) -> list[tuple[int, bool]]:
 
 @pytest.mark.xdist_group("transformers")
 def test_trainers_of_a_program(tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "tests.integrations.launched_trainer", tmp_path]
-    printed, told = launched(tmp_path, "--act", "--run", "r", command=program)
+    program: list[str | Path] = [sys.executable, "-m", "tests.integrations.launched_trainer", tmp_path]
+    printed, told = launched(tmp_path, "--playbook", "standard", "--run", "r", command=program)
     found = ends(printed)
     bare = small.trainer(tmp_path / "bare")
     bare.train()
@@ -65,11 +65,11 @@ def test_trainers_of_a_program(tmp_path: Path) -> None:
     with small.broken(by_hand.model, lambda: attached.guard.number, (f"nan-gradient@{small.NAN}",)):
         by_hand.train()
     assert found["struck"] == small.digest(by_hand.model, by_hand.optimizer.optimizer)
-    assert found["resumed"] == found["saved"]
+    assert found["resumed"] == found["damaged"] == found["saved"]
     assert found["left"] == "[]"
 
     runs = tmp_path / "experiments"
-    assert sorted(path.name for path in runs.iterdir()) == ["r", "r-2", "r-3"]
+    assert sorted(path.name for path in runs.iterdir()) == ["r", "r-2", "r-3", "r-4"]
     assert skips_in(runs / "r") == []
     assert skips_in(runs / "r-2") == [(small.NAN, True)]
     assert [event.detail["checkpoint"] for event in sealegs.open_run(runs / "r-3").events if event.kind == "resumed"]
@@ -78,6 +78,8 @@ def test_trainers_of_a_program(tmp_path: Path) -> None:
     )
     assert "a guard of the program's own" in told
     assert "auto_find_batch_size=True: " in told
+    assert "sealegs.json: cannot be read" in told
+    assert "rollback: its data cannot be gone back in" in told
 
 
 @pytest.mark.xdist_group("transformers")
@@ -125,7 +127,7 @@ def make_model_and_data(place: Path) -> None:
 def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
     launcher, *options = start
     is_alone = launcher == "accelerate"
-    command = [BIN / launcher, *options, HERE / "launched_loop.py", *(["fail"] if is_alone else [])]
+    command: list[str | Path] = [BIN / launcher, *options, HERE / "launched_loop.py", *(["fail"] if is_alone else [])]
     printed, told = launched(tmp_path, "--run", "r", *words, command=command, code=int(is_alone))
     found = ends(printed)
     assert found["healthy"] == found["bare"]
@@ -161,7 +163,7 @@ def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp
 
 @pytest.mark.xdist_group("lightning")
 def test_fits_of_lightning(tmp_path: Path) -> None:
-    program = [sys.executable, HERE / "launched_fit.py", tmp_path / "out"]
+    program: list[str | Path] = [sys.executable, HERE / "launched_fit.py", tmp_path / "out"]
     printed, told = launched(tmp_path, "--playbook", "standard", "--run", "r", command=program)
     found = ends(printed)
     assert found["healthy"] == found["bare healthy"]
