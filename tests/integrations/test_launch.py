@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,6 +113,16 @@ def make_model_and_data(place: Path) -> None:
     rows = [{"text": (string.ascii_lowercase * 2)[first : first + 12]} for first in range(26)]
     (place / "data").mkdir()
     (place / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.xdist_group("transformers")
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed: pip install peft")
+def test_the_example_of_lora(tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, ROOT / "examples" / "lora.py", "--steps", "30"]
+    printed, told = launched(tmp_path, "--act", "--run", "lora", command=command)
+    assert printed.splitlines()[-1] == "30 steps, weights finite"
+    assert told == f"guarded transformers.Trainer, recorded in {tmp_path / 'experiments' / 'lora'}"
+    assert skips_in(tmp_path / "experiments" / "lora") == [(20, True)]
 
 
 @pytest.mark.xdist_group("ranks")
