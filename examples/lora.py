@@ -32,13 +32,13 @@ rows = (torch.arange(512)[:, None] + torch.arange(16)) % 100  # every token is t
 class Strike(TrainerCallback):
     """What the guard is for: a gradient that is not a number, at one step."""
 
-    def on_step_begin(self, args, state, control, model, **_):  # noqa: ANN001, ANN201
+    def on_step_begin(self, args, state, control, model, **_):
         """Strike the first gradient of step 20, on its way back."""
         weight = next(each for each in model.parameters() if each.requires_grad)
         if state.global_step == 20:
             self.hook = weight.register_hook(lambda gradient: gradient * float("nan"))
 
-    def on_step_end(self, args, state, control, **_):  # noqa: ANN001, ANN201
+    def on_step_end(self, args, state, control, **_):
         """Once."""
         if state.global_step == 21:
             self.hook.remove()
