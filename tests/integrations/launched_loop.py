@@ -1,6 +1,7 @@
 """Loops of Accelerate that know of no guard, but for one: run by test_launch.py below `sealegs run`, also on ranks.
 
-Prints the weights, moments and rate that each ended with; the bare ones are those of a process without guards.
+Prints the weights, moments and rate that each ended with, and whether it found its gradients after every update. The
+bare ones are those of a process without guards.
 """
 
 import json
@@ -22,7 +23,14 @@ NAN = (f"nan-gradient@{small.NAN}",)
 def end_of(faults: tuple[str, ...] = (), accumulation: int = 1) -> list[Any]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
     made = model, optimizer, _, scheduler = parts(accelerator, batch=2)
-    updates = [0]
+    updates, kept = [0], []
+    step = scheduler.step
+
+    def look() -> None:
+        kept.append(next(model.parameters()).grad is not None)
+        step()
+
+    scheduler.step = look
 
     def count() -> None:
         updates[0] += accelerator.sync_gradients
@@ -31,7 +39,7 @@ def end_of(faults: tuple[str, ...] = (), accumulation: int = 1) -> list[Any]:
         trained(accelerator, made, after=count)
     if accelerator.num_processes == 1:  # else the ranks lose each other, and more is to come
         accelerator.end_training()
-    return [small.digest(model, optimizer.optimizer), scheduler.get_last_lr()]
+    return [small.digest(model, optimizer.optimizer), scheduler.get_last_lr(), all(kept)]
 
 
 def end_of_attached() -> list[Any]:
