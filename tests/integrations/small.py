@@ -4,6 +4,7 @@ Nothing here imports a framework when it is imported: every worker of a test run
 """
 
 import hashlib
+import string
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,19 @@ def llama() -> Any:
         tie_word_embeddings=True,
     )
     return LlamaForCausalLM(config)
+
+
+def speller() -> Any:
+    """A tokenizer of small letters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pad, end = "<pad>", "<eos>"
+    numbers = {letter: number for number, letter in enumerate([pad, end, *string.ascii_lowercase])}
+    spelling = Tokenizer(models.WordLevel(numbers, unk_token=pad))
+    spelling.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    spelling.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=spelling, pad_token=pad, eos_token=end)
 
 
 def trainer(folder: Path, *, data: Any = None, model: Any = None, **settings: Any) -> Any:

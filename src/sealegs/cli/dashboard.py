@@ -31,7 +31,7 @@ examples:
 class Options:
     """What the command line can say."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")] = ()
     """The runs, or logs."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = None
     """The page; without it dashboard.html in the run's folder, of several runs or of a foreign log in this one."""

@@ -28,6 +28,7 @@ GROUPS = {
         "coordcheck": "does a learning rate found on a small model hold for a large one? muP, proven",
     },
     "run": {
+        "run": "start a training command with a guard in it, its code unchanged",
         "train": "pretrain a small language model and record everything",
         "do": "intervene in a run that is under way",
         "notify": "try whether messages about a run arrive",
@@ -86,6 +87,7 @@ examples:
   sealegs drill lr-x30 nan-gradient                would a run survive this? a score card
   sealegs interventions a                          what was done to it
   sealegs do a lr 0.5                              halve its learning rate while it runs
+  sealegs run --act -- trl sft --config mine.yaml  guard somebody else's training command
 """
 
 
@@ -126,7 +128,9 @@ def _without_bound(words: Sequence[str]) -> tuple[list[str], str | None]:
     bound = None
     following = iter(words)
     for word in following:
-        if word == _BOUND:
+        if word == "--":  # what follows is a command of somebody else's
+            left.extend([word, *following])
+        elif word == _BOUND:
             bound = next(following, "")
         elif word.startswith(f"{_BOUND}="):
             bound = word.partition("=")[2]

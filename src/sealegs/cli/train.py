@@ -4,7 +4,7 @@ import argparse
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -163,7 +163,7 @@ def parse(arguments: Sequence[str]) -> Options:
     else:
         start = config.starting_point(preset=seen.preset, size=seen.size, config=file)
     _refuse_unseen(start)
-    with _FLAGS:
+    with _flags():
         options = tyro.cli(
             Options, args=words, default=Options(settings=start), prog="sealegs train", description=DESCRIPTION
         )
@@ -179,13 +179,18 @@ def _refuse_unseen(settings: Settings) -> None:
             raise ConfigError(f"{name}={value!r}: it holds characters that cannot be seen; write it without them")
 
 
-_FLAGS = tyro.constructors.ConstructorRegistry()
+def _flags() -> AbstractContextManager[Any]:
+    """The rule for weighted sources; tyro 0.8 takes none, and there a file alone can say them."""
+    if not hasattr(tyro, "constructors"):
+        return nullcontext()
+    rules = tyro.constructors.ConstructorRegistry()
+    rules.primitive_rule(_weights)
+    return rules
 
 
-@_FLAGS.primitive_rule
 def _weights(
-    info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, float]] | None:
+    info: "tyro.constructors.PrimitiveTypeInfo",
+) -> "tyro.constructors.PrimitiveConstructorSpec[Mapping[str, float]] | None":
     """Weighted sources as ``NAME[=WEIGHT] ...``: tyro would make a flag of each existing name."""
     if get_origin(info.type) is not Mapping:
         return None

@@ -67,14 +67,16 @@ def attach(trainer: Trainer, *, run: str | Path | None, **options: Unpack[LoopOp
     Until ``trainer.train()`` this only checks the settings, and may warn. ``run`` is the folder to record into. A run
     that is resumed with ``resume_from_checkpoint`` goes on in its folder.
     """
-    _refuse(trainer, options)
-    return Attached(trainer, run, options)
+    attached = Attached(trainer, run, options)
+    attached.warn(stacklevel=2)
+    return attached
 
 
 class Attached:
     """A guard in a Trainer's loop, until ``detach``."""
 
     def __init__(self, trainer: Trainer, run: str | Path | None, options: LoopOptions) -> None:
+        _refuse(trainer, options)
         self.guard: Guard | None = None
         """The guard of the present training, or of the last one."""
         self._trainer = trainer
@@ -88,15 +90,19 @@ class Attached:
         self._advice = advice(partial(_asked, trainer))
         self.advice = self._advice.advised
         """The report of the pre-flight check; None if the check failed."""
-        if trainer.is_world_process_zero():
-            self._advice.warn(stacklevel=3)
         self._entry.put(trainer, "_prepare_for_training", self._prepare)
         self._entry.put(trainer, "_inner_training_loop", self._inner_loop)
         trainer._sealegs = self
 
+    def warn(self, *, stacklevel: int) -> None:
+        """Say once what the pre-flight check has found."""
+        if self._trainer.is_world_process_zero():
+            self._advice.warn(stacklevel=stacklevel + 1)
+
     def detach(self) -> None:
         """Leave the Trainer as it was."""
-        self._end()
+        if self._loop is not None:
+            self._end()
         self._entry.undo()
         vars(self._trainer).pop("_sealegs", None)
 

@@ -50,6 +50,13 @@ from sealegs.readers.names import live_names
 STATE = "sealegs.json"
 """The file with the guard's state in a checkpoint of the Trainer."""
 PACE = ("runtime", "samples_per_second", "steps_per_second")
+OF_A_REWARD_MODEL = {
+    "mean_reward": "trainer/mean_reward",
+    "eval_mean_reward": "trainer/eval_mean_reward",
+    "accuracy": "preference_accuracy",
+    "margin": "reward_margin",
+}
+"""What a trainer of reward models means by names that others have, too: no policy is paid its reward."""
 MEASURED = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "epoch", "eval_loss", "train_loss", "total_flos"),
@@ -122,6 +129,8 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         """Micro-batches that the Trainer has counted in this epoch."""
         self._in_epoch = 0
         """Micro-batches that the Trainer expects in this epoch."""
+        is_of_rewards = any(each.__name__ == "RewardTrainer" for each in type(trainer).__mro__)
+        self._renamed = OF_A_REWARD_MODEL if is_of_rewards else {}
         self._is_exhausted = False
         self.reads = guard.loop.goes_back
         """Whether the guard reads the data itself, to know its position in them; otherwise the Trainer reads."""
@@ -445,7 +454,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         told = {
             name: float(value) for name, value in (logs or {}).items() if name not in MEASURED and _is_number(value)
         }
-        names = live_names(told, RESERVED)
+        names = live_names(told, RESERVED) | self._renamed
         self._guard.loop.take_logged({names[name]: value for name, value in told.items()})
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -73,6 +73,8 @@ class Guarded:
     """
 
     state_key = "sealegs.Guarded"
+    _warns = True
+    """Whether what the pre-flight check finds is said."""
 
     def __new__(cls, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> Self:
         """Make an instance that is a ``Callback`` of the Lightning that the program has imported."""
@@ -236,7 +238,7 @@ class Guarded:
         told = advice(partial(_asked, trainer, loader, self._options.get("clip")))
         told.note(guard.watch, step=guard.number)
         self.advice = told.advised
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and self._warns:
             told.warn(stacklevel=4)
 
     def _end(self, trainer: Any, **told: Any) -> None:

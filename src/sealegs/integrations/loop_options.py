@@ -29,6 +29,18 @@ class LoopOptions(TypedDict, total=False):
     """As in ``Guard.batches``."""
 
 
+PLAYBOOKS = {"standard": Playbook.standard, "observe": Playbook.observe}
+
+
+def named_options(*, act: bool, playbook: str | None) -> LoopOptions:
+    """The options of those who can only name them: a command line, a file of settings."""
+    if playbook is None:
+        return {"act": act}
+    if playbook not in PLAYBOOKS:
+        raise ConfigError(f"playbook={playbook!r}: there are {', '.join(PLAYBOOKS)}")
+    return {"act": act, "playbook": PLAYBOOKS[playbook]()}
+
+
 def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
     """Refuse unknown options, and those that the framework owns: ``own`` says how to set them there."""
     for name, cure in own.items():

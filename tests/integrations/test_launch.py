@@ -1,0 +1,205 @@
+"""Whole programs below `sealegs run`: none of them is changed, and each starts as its users start it."""
+
+import json
+import os
+import shlex
+import string
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.integrations import small
+
+import sealegs
+from sealegs.errors import ConfigError
+from sealegs.integrations.preflight_advice import PreflightWarning
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+
+
+def launched(place: Path, *words: str, command: Sequence[str | Path], code: int = 0) -> tuple[str, str]:
+    """`sealegs run WORDS -- COMMAND` in a folder: what the program printed, and what the command told last."""
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [BIN / "sealegs", "run", *words, "--", *command],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    *_, told = done.stderr.splitlines()
+    return done.stdout, told.removeprefix("sealegs run: ")
+
+
+def ends(printed: str) -> dict[str, Any]:
+    """What each training ended with; some of them print more."""
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def skips_in(run: Path) -> list[tuple[int, bool]]:
+    """The steps at which an update was bad, and whether it was left out."""
+    return [(event.step, event.detail["acted"]) for event in sealegs.open_run(run).events if event.kind == "skip"]
+
+
+@pytest.mark.xdist_group("transformers")
+def test_trainers_of_a_program(tmp_path: Path) -> None:
+    program: list[str | Path] = [sys.executable, "-m", "tests.integrations.launched_trainer", tmp_path]
+    printed, told = launched(tmp_path, "--playbook", "standard", "--run", "r", command=program)
+    found = ends(printed)
+    bare = small.trainer(tmp_path / "bare")
+    bare.train()
+    assert found["healthy"] == small.digest(bare.model, bare.optimizer.optimizer)
+    by_hand = small.trainer(tmp_path / "by-hand")
+    attached = small.attached(by_hand, None)
+    with small.broken(by_hand.model, lambda: attached.guard.number, (f"nan-gradient@{small.NAN}",)):
+        by_hand.train()
+    assert found["struck"] == small.digest(by_hand.model, by_hand.optimizer.optimizer)
+    assert found["resumed"] == found["damaged"] == found["saved"]
+    assert found["left"] == "[]"
+
+    runs = tmp_path / "experiments"
+    assert sorted(path.name for path in runs.iterdir()) == ["r", "r-2", "r-3", "r-4"]
+    assert skips_in(runs / "r") == []
+    assert skips_in(runs / "r-2") == [(small.NAN, True)]
+    assert [event.detail["checkpoint"] for event in sealegs.open_run(runs / "r-3").events if event.kind == "resumed"]
+    places = " and ".join(str(runs / name) for name in ("r", "r-2", "r-3", "r-4"))
+    assert told.startswith(f"guarded transformers.Trainer, recorded in {places}; ")
+    assert "a guard of the program's own" in told
+    assert "auto_find_batch_size=True: " in told
+    assert "sealegs.json: cannot be read" in told
+    assert "rollback: its data cannot be gone back in" in told
+
+
+@pytest.mark.xdist_group("transformers")
+def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console script, which starts `accelerate launch`, which starts TRL's own program."""
+    pytest.importorskip("trl", reason="trl is not installed: pip install trl")
+    make_model_and_data(tmp_path)
+    settings = shlex.split("""
+        --model_name_or_path model --dataset_name data --max_steps 8 --per_device_train_batch_size 4 --report_to none
+        --packing --max_length 16 --use_cpu --bf16 false --save_strategy no --disable_tqdm true --output_dir
+    """)
+    _, told = launched(tmp_path, "--run", "sft", command=[BIN / "trl", "sft", *settings, "watched"])
+    assert told == f"watched transformers.Trainer, recorded in {tmp_path / 'experiments' / 'sft'}"
+    run = sealegs.open_run(tmp_path / "experiments" / "sft")
+    assert run.manifest.settings["trainer"] == "SFTTrainer"
+    assert run.steps[run.logged("loss")].tolist() == list(range(8))
+
+    from trl.scripts import sft
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    sft.main(*sft.make_parser().parse_args_and_config([*settings, "bare"]))
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("watched", "bare")]
+    assert weights[0] == weights[1]
+
+
+def make_model_and_data(place: Path) -> None:
+    """A model with random weights that spells, and rows of the alphabet."""
+    small.llama().save_pretrained(place / "model")
+    small.speller().save_pretrained(place / "model")
+    rows = [{"text": (string.ascii_lowercase * 2)[first : first + 12]} for first in range(26)]
+    (place / "data").mkdir()
+    (place / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.xdist_group("transformers")
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed: pip install peft")
+def test_the_example_of_lora(tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, ROOT / "examples" / "lora.py", "--steps", "30"]
+    printed, told = launched(tmp_path, "--act", "--run", "lora", command=command)
+    assert printed.splitlines()[-1] == "30 steps, weights finite"
+    assert told == f"guarded transformers.Trainer, recorded in {tmp_path / 'experiments' / 'lora'}"
+    assert skips_in(tmp_path / "experiments" / "lora") == [(20, True)]
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (("torchrun", "--nproc-per-node", "2"), ("--playbook", "standard")),
+        (("accelerate", "launch", "--cpu", "--num_processes", "1"), ()),
+    ],
+    ids=["torchrun", "accelerate launch"],
+)
+def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
+    launcher, *options = start
+    is_alone = launcher == "accelerate"
+    command: list[str | Path] = [BIN / launcher, *options, HERE / "launched_loop.py", *(["fail"] if is_alone else [])]
+    printed, told = launched(tmp_path, "--run", "r", *words, command=command, code=int(is_alone))
+    found = ends(printed)
+    assert found["healthy"] == found["bare"]
+    assert found["bare"][2], "gradients are the loop's to zero"
+    assert found["accumulated"] == found["bare accumulated"]
+    assert found["two"] == found["bare two"]
+    runs = tmp_path / "experiments"
+    names = ["r", "r-2", "r-3", *(["r-4"] if is_alone else [])]
+    assert sorted(path.name for path in runs.iterdir()) == names, "one of each loop, however many ranks"
+    assert skips_in(runs / "r") == []
+    struck = skips_in(runs / "r-3")
+    if not is_alone:
+        assert struck == [(small.NAN, True)]
+        assert found["struck"][:2] == found["attached"]
+        assert "rollback: nobody tells an unchanged loop" in told
+    else:
+        assert struck[0] == (small.NAN, False)
+        assert found["struck"] == found["bare struck"]
+    endings = [
+        event.detail["reason"]
+        for name in names
+        for event in sealegs.open_run(runs / name).events
+        if event.kind == "end"
+    ]
+    assert endings == [
+        "finished",
+        "finished",
+        "ended-badly" if is_alone else "finished",
+        *(["failed"] if is_alone else []),
+    ]
+    assert f"{'watched' if is_alone else 'guarded'} a loop of Accelerate, recorded in {runs / 'r'} and " in told
+    assert "2 prepared optimizers" in told
+
+
+@pytest.mark.xdist_group("lightning")
+def test_fits_of_lightning(tmp_path: Path) -> None:
+    program: list[str | Path] = [sys.executable, HERE / "launched_fit.py", tmp_path / "out"]
+    printed, told = launched(tmp_path, "--playbook", "standard", "--run", "r", command=program)
+    found = ends(printed)
+    assert found["healthy"] == found["bare healthy"]
+    assert found["struck"] != found["bare struck"]
+    assert found["stream"] == found["bare stream"]
+    assert found["by hand"] == found["bare by hand"]
+    runs = tmp_path / "experiments"
+    assert skips_in(runs / "r") == []
+    assert [step for step, acted in skips_in(runs / "r-2") if acted] == [20]
+    assert "cannot be brought back to an earlier batch" in told
+    assert "manual optimization" in told
+
+
+@pytest.mark.xdist_group("transformers")
+def test_the_plugin_of_axolotl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the base class of its plugins, which has no part in this."""
+    monkeypatch.setitem(sys.modules, "axolotl.integrations.base", SimpleNamespace(BasePlugin=object))
+    plugin: Any = import_module("sealegs.integrations.axolotl")
+    assert plugin.SealegsPlugin().get_input_args() == "sealegs.integrations.axolotl.SealegsArgs"
+    trainer = small.trainer(tmp_path, max_steps=3)
+    with pytest.raises(ConfigError, match="playbook='bold': there are standard, observe"):
+        plugin.SealegsPlugin().post_trainer_create(plugin.SealegsArgs(sealegs_playbook="bold"), trainer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PreflightWarning)
+        plugin.SealegsPlugin().post_trainer_create(plugin.SealegsArgs(sealegs_playbook="standard"), trainer)
+    trainer.train()
+    events = sealegs.open_run(tmp_path / "sealegs").events
+    assert [event.detail["playbook"] for event in events if event.kind == "guard"] == ["standard"]

@@ -1,0 +1,45 @@
+"""Trainers of TRL's with a guard; its other tests are those of its example and of its command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integrations import small
+
+import sealegs
+
+pytestmark = pytest.mark.xdist_group("transformers")
+
+
+def test_a_reward_trainer(tmp_path: Path) -> None:
+    """Its loss compares two answers, and is a measure of the weights."""
+    trl: Any = pytest.importorskip("trl", reason="trl is not installed: pip install trl")
+    from datasets import Dataset
+    from transformers import LlamaForSequenceClassification
+
+    def trained(run: Path | None) -> Any:
+        torch.manual_seed(0)
+        model = LlamaForSequenceClassification(small.llama().config)
+        model.config.num_labels, model.config.pad_token_id = 1, 0
+        model.score = torch.nn.Linear(16, 1, bias=False)
+        answers = [{"chosen": "aaaa" + "bcdefghi"[i % 8], "rejected": "zzzz" + "bcdefghi"[i % 8]} for i in range(32)]
+        settings = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1}
+        args = trl.RewardConfig(
+            output_dir=str(tmp_path / "out"), report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, **settings
+        )
+        data = Dataset.from_list(answers)
+        trainer = trl.RewardTrainer(model=model, args=args, train_dataset=data, processing_class=small.speller())
+        if run is not None:
+            small.attached(trainer, run, playbook=sealegs.Playbook.standard())
+        trainer.train()
+        return trainer
+
+    bare, guarded = trained(None), trained(tmp_path / "run")
+    assert small.digest(guarded.model) == small.digest(bare.model)
+    run = sealegs.open_run(tmp_path / "run")
+    assert run.manifest.settings["trainer"] == "RewardTrainer"
+    assert run.column("loss")[run.logged("loss")][-1] < run.column("loss")[0]
+    assert {"preference_accuracy", "reward_margin"} <= set(run.signals)
+    assert "reward" not in run.signals, "no policy is paid it"
+    assert "loss-is-no-measure" not in {event.kind for event in run.events}
