@@ -68,8 +68,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tests: tuple[Test, ...]
     remedies: tuple[Remedy, ...]
     references: tuple[str, ...]
-    kinds: tuple[KindName | Trait, ...] = ()
-    """The kinds and traits of run that the card was written for; of any, if empty. It is not weighed for others."""
+    kinds: Annotated[tuple[KindName | Trait | Literal["any"], ...], msgspec.Meta(min_length=1)]
+    """The kinds and traits of run that the card was written for, or ``any``. It is not weighed for others."""
     decides: tuple[str, ...] = ()
     """Signs of which one is enough to establish the cause."""
     strong: tuple[str, ...] = ()
@@ -89,8 +89,12 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the cause leaves the weights sound, so that nothing has to be reloaded."""
 
     def is_for(self, kind: Kind) -> bool:
-        """Whether it was written for such a run; of a run whose kind is not known any card comes into question."""
-        return not self.kinds or kind.name == "unknown" or not {kind.name, *kind.traits}.isdisjoint(self.kinds)
+        """Whether it is weighed for such a run; of a run whose kind is not known any card comes into question."""
+        return kind.name == "unknown" or self.was_written_for(kind)
+
+    def was_written_for(self, kind: Kind) -> bool:
+        """Whether it was written for such a run; for others the cause is a hypothesis at the most."""
+        return "any" in self.kinds or not {kind.name, *kind.traits}.isdisjoint(self.kinds)
 
     @property
     def signs(self) -> tuple[str, ...]:

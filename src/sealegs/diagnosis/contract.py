@@ -75,6 +75,8 @@ class Statement:
     weight: Literal["decides", "strong", "fits", "against"]
     """As the signs on a card."""
     text: str
+    source: str
+    """What it is a statement of: ``settings``, ``lines`` or ``attempts``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,11 @@ points, of ``strong`` two, of ``opens`` and ``fits`` one, of ``against`` minus t
 card, or leaves a hypothesis if a deciding sign holds. A sign that was not logged counts nothing, and is listed as
 missing. What settings, lines of the log and attempts say (``statements.py``) counts in the same way.
 
-A cause is *established* with a deciding sign and nothing against it, *supported* with a strong or opening sign and
-three points, a *hypothesis* with such a sign and at least one point; with less it is not listed. Causes are ordered by
-grade, then points, then their place in the file, where the more common cause comes first.
+A cause is *established* with a deciding sign and nothing against it. It is *supported* with a strong or opening sign,
+three points, and two signs off different signals of which one is specific: a symptom that many causes have, however
+often it shows, makes a *hypothesis*, as does one sign alone. A hypothesis has at least one point; with less a cause is
+not listed. Causes are ordered by grade, then points, then their place in the file, where the more common cause comes
+first. What each sign is read off, and which are symptoms, is in ``signs/worth.py``.
 """
 
 from collections import Counter
@@ -26,12 +28,15 @@ from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.questions import ending, walk
 from sealegs.diagnosis.signs import registry
 from sealegs.diagnosis.signs.sign import Sign
+from sealegs.diagnosis.signs.worth import GENERIC, source_of
 from sealegs.diagnosis.tried import kinds_of
 from sealegs.errors import ConfigError
 
 GRADES: tuple[Grade, ...] = ("established", "supported", "hypothesis", "ruled out")
 DECIDES, STRONG, FITS, AGAINST = 3, 2, 1, -2
 SUPPORTED = 3
+INDEPENDENT = 2
+"""Signals that must speak for a supported cause: two signs off one signal are one observation."""
 MOST = 8
 """The most causes that are listed, besides those that are ruled out."""
 COMPARED = 100_000
@@ -60,6 +65,17 @@ SPLITS = (
 """The test that splits the causes of a leap of which nothing is known."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes whose first action is to leave the run alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A sign that holds, or a statement, as it is weighed."""
+
+    text: str
+    source: str
+    """The signal that it is read off, or what it is a statement of."""
+    is_specific: bool
+    """Whether it points at this cause, and is no symptom that many causes have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +157,9 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
         beside.setdefault(one.cause, []).append(one)
     for card in causes().values():  # what was changed from attempt to attempt, and the trouble came again
         if card.remedies and (failed := facts.tried.get(card.remedies[0].knob)):
-            beside.setdefault(card.name, []).append(Statement(cause=card.name, weight="against", text=failed))
+            beside.setdefault(card.name, []).append(Statement(cause=card.name, weight="against", text=failed, source="attempts"))
     weighed = [
-        weigh(card, said, is_known=kind.name != "unknown" or not card.kinds, beside=beside.get(card.name, ()))
+        weigh(card, said, is_known=card.was_written_for(kind), beside=beside.get(card.name, ()))
         for card in cards
     ]
     listed = sorted(
@@ -197,19 +213,25 @@ def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, besid
     written for, the cause is a hypothesis at the most.
     """
 
-    def holding(names: tuple[str, ...]) -> list[str]:
-        return [said[name].text for name in names if said[name].holds]
+    def holding(*names: str) -> list[Evidence]:
+        held = [name for name in names if said[name].holds]
+        return [Evidence(said[name].text, source_of(name), name not in GENERIC) for name in held]
 
-    def stated(weight: str) -> list[str]:
-        return [one.text for one in beside if one.weight == weight]
+    def stated(weight: str) -> list[Evidence]:
+        return [Evidence(one.text, one.source, weight != "fits") for one in beside if one.weight == weight]
 
-    deciding, strong = holding(card.decides) + stated("decides"), holding(card.strong) + stated("strong")
-    fitting = holding(card.opens + card.fits) + stated("fits")
-    against, excluding = holding(card.against) + stated("against"), holding(card.rules_out)
-    points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(fitting) + AGAINST * len(against)
+    deciding, strong = holding(*card.decides) + stated("decides"), holding(*card.strong) + stated("strong")
+    opening, fitting = holding(*card.opens), holding(*card.fits) + stated("fits")
+    against, excluding = holding(*card.against) + stated("against"), holding(*card.rules_out)
+    speaking = deciding + strong + opening + fitting
+    points = (
+        DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(opening + fitting) + AGAINST * len(against)
+    )
+    is_backed = len({one.source for one in speaking}) >= INDEPENDENT and any(one.is_specific for one in speaking)
     grade: Grade | None = None
-    if deciding or strong or holding(card.opens):
-        grade = "supported" if points >= SUPPORTED else "hypothesis" if points > 0 else None
+    if deciding or strong or opening:
+        is_supported = points >= SUPPORTED and is_backed
+        grade = "supported" if is_supported else "hypothesis" if points > 0 else None
     if deciding and not against:
         grade = "established"
     if excluding:
@@ -220,8 +242,8 @@ def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, besid
     hypothesis = Hypothesis(
         cause=card.name,
         grade=grade or "hypothesis",
-        evidence_for=tuple(dict.fromkeys(deciding + strong + fitting)),
-        evidence_against=tuple(dict.fromkeys(excluding + against)),
+        evidence_for=tuple(dict.fromkeys(one.text for one in speaking)),
+        evidence_against=tuple(dict.fromkeys(one.text for one in excluding + against)),
         missing=tuple(dict.fromkeys(missing)),
     )
     return Weighed(card, grade, points, hypothesis)
