@@ -23,6 +23,7 @@ Situation: TypeAlias = Literal[
     "memory",
     "metric",
     "ranks",
+    "growth",
     "policy-gradient",
     "preference",
     "gan",

@@ -210,11 +210,16 @@ class Facts:
     @cached_property
     def loss(self) -> Series:
         """The loss. A NaN that the logger wrote as 0 is NaN again."""
-        loss, curve = _series(self.line, "loss"), self.curve
+        loss, curve = self.written_loss, self.curve
         masked = hidden(self.run, curve) if len(curve.losses) else np.zeros(0, dtype=bool)
         if not masked.any():
             return loss
         return Series(loss.steps, np.where(np.isin(loss.steps, curve.steps[masked]), np.nan, loss.values))
+
+    @property
+    def written_loss(self) -> Series:
+        """The loss as the log has it."""
+        return _series(self.line, "loss")
 
     @cached_property
     def stride(self) -> int:
@@ -463,10 +468,16 @@ class Facts:
 
     @cached_property
     def resumes(self) -> tuple[int, ...]:
-        """The first step after each resume that the log shows. A rollback by an intervention is none."""
-        turned = (step for step, _ in _turns(self.run))
+        """The first step after each resume that the log shows. A rollback by an intervention is none, nor is a run that
+        begins anew: its first steps build on nothing that came before in the log."""
+        turned = (step for step, attempt in _turns(self.run) if attempt not in self._begun_anew)
         told = {event.step for event in self.run.events if event.kind == "resume"}
         return tuple(sorted(told | (set(turned) - self._rolled_back_to)))
+
+    @cached_property
+    def _begun_anew(self) -> frozenset[int]:
+        """The attempts that go on from none before: several runs in one log."""
+        return frozenset(one.number for one in self.run.attempts if one.parent is None)
 
     @cached_property
     def _rolled_back_to(self) -> frozenset[int]:
@@ -482,7 +493,8 @@ class Facts:
             return None
         first, last = self.onset - SOON * self.stride, self.onset + 2 * self.stride
         attempt = self.curve.attempt_of(self.focus)
-        turns = {step for step, begun in _turns(self.line) if begun <= attempt} - self._rolled_back_to
+        goes_on = [turn for turn in _turns(self.line) if turn[1] not in self._begun_anew]
+        turns = {step for step, begun in goes_on if begun <= attempt} - self._rolled_back_to
         later = {step for step, begun in _turns(self.run) if begun > attempt} - turns
         return max((step for step in {*self.resumes, *turns} - later if first <= step <= last), default=None)
 

@@ -41,9 +41,13 @@ MOST = 8
 """The most causes that are listed, besides those that are ruled out."""
 COMPARED = 100_000
 """Rows in which both sets of rules are compared: three sigma find thousands of incidents in a million."""
-ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "stopped"})
+ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "growth", "stopped"})
 """Situations that a run can show although nothing happened to it."""
-STUCK = ("exactly-zero", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
+SILENT: frozenset[Situation] = frozenset({"memory", "growth", "ranks", "drift"})
+"""Situations that do harm while the training loss is as it should be."""
+LOST = ("misaligned-restart", "optimizer-reset")
+"""Causes that are a part of the state that a resume did not bring back, and that every update needs."""
+STUCK = ("exactly-zero", "zero-loss-zero-gradient", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
 """Signs of a loss that has no right to be what it is."""
 FIRST: tuple[Situation, ...] = ("policy-gradient", "preference", "gan", "moe", "low-precision")
 """Situations beside the loss, in the first signals of a kind."""
@@ -56,8 +60,6 @@ CHANGED = (
 """The action where the loss rose and nothing else did."""
 LOOK_INTO = "Look into what the loss does not show: {text}."
 """The action where a finding beside the loss stands."""
-LOST = ("misaligned-restart", "optimizer-reset")
-"""Causes that are a part of the state that a resume did not bring back, and that every update needs."""
 SPLITS = (
     "run those steps again, first with the same batches, then with others: if it rises with both, it is the step size "
     "or the weights; with the same batches alone, the data; with neither, the machine"
@@ -105,8 +107,8 @@ def diagnose(
     facts = Facts(findings, rules)
     path, unanswered = walk(facts)
     weighed = rank(facts)
-    if findings.verdict == "healthy" and (lost := _lost_at_a_resume(weighed)):
-        findings = replace(findings, verdict="watch", because=f"{lost}; the loss does not show it")
+    if findings.verdict == "healthy" and (told := _beside_the_loss(weighed)):
+        findings = replace(findings, verdict="watch", because=f"{told}; the training loss does not show it")
     if findings.verdict in ("healthy", "unknown") and (end := _end(facts)):
         because = f"{end}; before it, {findings.because}"
         findings = replace(findings, verdict="watch", because=because)
@@ -140,10 +142,15 @@ def _end(facts: Facts) -> str:
     return next((f"the log ends: {line.text}" for line in facts.lines if line.is_the_end), "")
 
 
-def _lost_at_a_resume(weighed: Sequence[Weighed]) -> str:
-    """What is established to have been lost at a resume, though the loss is as before: the next will lose it again."""
-    lost = (item.hypothesis for item in weighed if item.grade == "established" and item.card.name in LOST)
-    return next((f"{each.cause.replace('-', ' ')}: {each.evidence_for[0]}" for each in lost), "")
+def _beside_the_loss(weighed: Sequence[Weighed]) -> str:
+    """What is wrong although the loss is as it should be: state that a resume lost and the next one loses again, data
+    that are known by heart, copies that part; weights or logits that grow without a bound, whatever the cause."""
+    for item in weighed:
+        is_silent = not SILENT.isdisjoint(item.card.explains) and item.card.name not in LEAVE_IT
+        is_sure = item.grade in ("established", "supported") and (is_silent or item.card.name in LOST)
+        if is_sure or (item.grade == "hypothesis" and "growth" in item.card.explains):
+            return f"{item.card.name.replace('-', ' ')}: {item.hypothesis.evidence_for[0]}"
+    return ""
 
 
 def rank(facts: Facts) -> tuple[Weighed, ...]:
@@ -157,10 +164,11 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
         beside.setdefault(one.cause, []).append(one)
     for card in causes().values():  # what was changed from attempt to attempt, and the trouble came again
         if card.remedies and (failed := facts.tried.get(card.remedies[0].knob)):
-            beside.setdefault(card.name, []).append(Statement(cause=card.name, weight="against", text=failed, source="attempts"))
+            beside.setdefault(card.name, []).append(
+                Statement(cause=card.name, weight="against", text=failed, source="attempts")
+            )
     weighed = [
-        weigh(card, said, is_known=card.was_written_for(kind), beside=beside.get(card.name, ()))
-        for card in cards
+        weigh(card, said, is_known=card.was_written_for(kind), beside=beside.get(card.name, ())) for card in cards
     ]
     listed = sorted(
         (item for item in weighed if item.grade),
@@ -199,6 +207,10 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
         yield "memory"
     if said["ranks-differ"].holds:
         yield "ranks"
+    if said["attention-logits-grow"].holds or (said["weights-keep-growing"].holds and said["decay-low"].holds):
+        yield "growth"
+    if said["loss-rises-with-lr"].holds and said["lr-falls-then-rises"].holds:
+        yield "drift"
     if any(line.is_the_end for line in facts.lines):
         yield "stopped"
     if facts.findings.problems:
@@ -224,9 +236,7 @@ def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, besid
     opening, fitting = holding(*card.opens), holding(*card.fits) + stated("fits")
     against, excluding = holding(*card.against) + stated("against"), holding(*card.rules_out)
     speaking = deciding + strong + opening + fitting
-    points = (
-        DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(opening + fitting) + AGAINST * len(against)
-    )
+    points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(opening + fitting) + AGAINST * len(against)
     is_backed = len({one.source for one in speaking}) >= INDEPENDENT and any(one.is_specific for one in speaking)
     grade: Grade | None = None
     if deciding or strong or opening:

@@ -27,8 +27,12 @@ def statements(facts: Facts, rules: Mapping[str, tuple[str, ...]]) -> Iterator[S
         if stands(facts, line):
             text = f"the log says: {line.told(facts.last)}"
             weight = line.known.weight
-            yield from (Statement(cause=each, weight=weight, text=text, source="lines") for each in line.known.speaks_for)
-            yield from (Statement(cause=each, weight="against", text=text, source="lines") for each in line.known.against)
+            yield from (
+                Statement(cause=each, weight=weight, text=text, source="lines") for each in line.known.speaks_for
+            )
+            yield from (
+                Statement(cause=each, weight="against", text=text, source="lines") for each in line.known.against
+            )
     for one in facts.findings.tried:
         yield from _of_attempt(facts, one)
 

@@ -13,6 +13,10 @@ RECENT = 50
 """Rows within which a repeated batch is the loader's doing; later it may be the next epoch."""
 NEEDED = 10
 """Losses on each side of a resume that a comparison needs."""
+GAUSSIAN = 0.6745
+"""The median distance of normal noise from its middle, in standard deviations."""
+AGAIN, AGAIN_SHARE = 2, 0.5
+"""Resumes after which the loss is lower, and the share of all of them, from which on it is no chance."""
 
 
 def batch_repeats(facts: Facts) -> Sign:
@@ -137,7 +141,9 @@ def eval_turns(facts: Facts) -> Sign:
     if len(held_out.values) < 4:
         return _eval_unlogged(facts)
     lowest = int(np.argmin(held_out.values))
-    noise = np.std(np.diff(held_out.values, 2)) / math.sqrt(6) if len(held_out.values) > 4 else 0.0
+    # Second differences, since a trend is no noise; their median, since a loss that falls steeply at first is curved.
+    curved = np.abs(np.diff(held_out.values, 2))
+    noise = float(np.median(curved)) / (GAUSSIAN * math.sqrt(6)) if len(held_out.values) > 4 else 0.0
     rise = held_out.values[max(lowest + 1, len(held_out.values) - 3) :].min(initial=np.inf) - held_out.values[lowest]
     train = facts.loss.finite
     count = max(len(train.values) // 20, 1)
@@ -171,6 +177,41 @@ def falls_by_epochs(facts: Facts) -> Sign:
 
 def lower_after_resume(facts: Facts) -> Sign:
     """After a resume the loss is lower than before it, and steps up later: the data was seen before."""
+    lower = _lower_after(facts)
+    if not lower:
+        return so(False, "panel 1: no resume after which the loss is lower") if facts.resumes else NOT_ASKED
+    resume, (loss, expected) = next(iter(lower.items()))
+    return so(True, f"panel 1: loss {loss:.4g} after the resume at step {resume}, {expected:.4g} by its trend")
+
+
+def lower_after_each_resume(facts: Facts) -> Sign:
+    """After most of several resumes the loss is lower than before: each time the data begins where it was known."""
+    lower = list(_lower_after(facts))
+    steps = ", ".join(map(str, lower[:4]))
+    text = f"panel 1: the loss is lower after {len(lower)} of {len(facts.resumes)} resumes, at {steps}"
+    return so(len(lower) >= max(AGAIN, AGAIN_SHARE * len(facts.resumes)), text)
+
+
+def eval_flat_at_resumes(facts: Facts) -> Sign:
+    """The held-out loss goes on over a resume as before it, where the training loss does not."""
+    lower = _lower_after(facts)
+    held_out = facts.series("eval_loss").finite
+    if not lower:
+        return NOT_ASKED
+    for resume, (loss, expected) in lower.items():
+        before = held_out.within(-math.inf, resume - 1).values[-4:]
+        after = held_out.within(resume, math.inf).values[:1]
+        if len(before) < 2 or not len(after):
+            continue
+        moved = before[-1] - after[0] - max(float(np.median(-np.diff(before))), 0.0)
+        text = f"panel 1: evaluation loss {before[-1]:.4g} before the resume at step {resume}, {after[0]:.4g} after"
+        return so(moved < 0.5 * (expected - loss), text)
+    return _eval_unlogged(facts)
+
+
+def _lower_after(facts: Facts) -> dict[int, tuple[float, float]]:
+    """The resumes after which the loss is lower than by its trend: what it is, and what it should be."""
+    found: dict[int, tuple[float, float]] = {}
     for resume in facts.resumes:
         losses = facts.loss.finite
         before = losses.within(-math.inf, resume - 1).values[-RECENT:]
@@ -182,10 +223,8 @@ def lower_after_resume(facts: Facts) -> Sign:
         expected = begin + slope * (len(before) + len(after) / 2)
         fallen = min(expected, before.mean()) - after.mean()
         if fallen > 5 * spread / math.sqrt(len(after)) and fallen > 0.01 * before.mean():
-            return so(
-                True, f"panel 1: loss {after.mean():.4g} after the resume at step {resume}, {expected:.4g} by its trend"
-            )
-    return so(False, "panel 1: no resume after which the loss is lower") if facts.resumes else NOT_ASKED
+            found[resume] = float(after.mean()), float(expected)
+    return found
 
 
 def data_not_restored(facts: Facts) -> Sign:

@@ -58,6 +58,22 @@ def zero_loss_without_gradient(facts: Facts) -> Sign:
     return so(len(both) >= 3, f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of NaN or inf{first}")
 
 
+def zero_loss_zero_gradient(facts: Facts) -> Sign:
+    """The loss is written as exactly 0 where the gradient norm is exactly 0, too, at three rows at least: a sum over
+    nothing. A loss that was learned down to nothing does not begin at once."""
+    norms, losses = facts.series("grad_norm"), facts.written_loss
+    zero = losses.steps[losses.values == 0]
+    if norms.is_empty:
+        return unlogged("grad_norm") if len(zero) else NOT_ASKED
+    both = np.intersect1d(norms.steps[norms.values == 0], zero)
+    if len(both) < 3:
+        return so(False, f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of exactly 0")
+    before = losses.finite.within(-math.inf, both[0] - 1).values[-10:]
+    is_sudden = not len(before) or before.min() > 0.01 * float(losses.finite.values[:3].max())
+    text = f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of exactly 0, the first at step {both[0]}"
+    return so(bool(is_sudden), text)
+
+
 def weight_breaks_first(facts: Facts) -> Sign:
     """A weight is not finite, and no loss was so before it, unless a gradient broke both at once."""
     if nonfinite_before_any_update(facts).holds:

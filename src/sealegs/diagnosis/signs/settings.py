@@ -14,6 +14,12 @@ UNEXPLAINED = 5.0
 learning rate, and by all of it if gradients agree from step to step: an update may grow by this factor, hardly more."""
 CLIPS_MUON = 10.0
 """A clip up to which an orthogonalised update is made smaller: its norm is the root of its rank, which is larger."""
+OUTGROWN = 2.0
+"""Growth of updates with a gradient that a second moment which keeps up does not let through for long."""
+FIRST_ROWS = 50
+"""Rows in which a run without a warm-up shows it, or a fiftieth of the log."""
+RISEN = 1.3
+"""Growth of a learning rate from its lowest that is worth a look at the loss."""
 SAMPLES = 10
 """Samples of the updates before the onset that define what is usual."""
 
@@ -84,6 +90,23 @@ def updates_leap(facts: Facts) -> Sign:
         f"{least.step}, and the gradient norm {gradients:.2g}-fold"
     )
     return so(least.ratio > UNEXPLAINED * max(gradients, 1.0), text)
+
+
+def updates_outgrow(facts: Facts) -> Sign:
+    """Updates grow several-fold with a gradient, at a smooth learning rate: what divides them lags behind."""
+    if facts.focus is None or not facts.leaps or lr_jumps(facts).holds:
+        return NOT_ASKED
+    names = facts.groups("update_ratio") or ("update_rms",)
+    begin = min(facts.focus.start, facts.onset) - LEAD * facts.stride
+    leaps = [leap for name in names if (leap := _update_leap(facts, name, begin)) is not None]
+    gradient = facts.highest("grad_norm")
+    if not leaps:
+        return unlogged("update_rms")
+    if gradient is None:
+        return unlogged("grad_norm")
+    most = max(leaps, key=lambda leap: leap.ratio)
+    text = f"panels 3, 5: for their LR, updates {most.ratio:.2g}-fold at step {most.step}, gradients {gradient.ratio:.2g}-fold"
+    return so(most.ratio > OUTGROWN and gradient.ratio > OUTGROWN, text)
 
 
 def step_size_jumps(facts: Facts) -> Sign:
@@ -177,6 +200,44 @@ def lr_falls_then_rises(facts: Facts) -> Sign:
     lowest = f"{rates.values[low]:.3g} at step {rates.steps[low]}"
     text = f"panel 2: LR {top:.3g}, down to {lowest}, up to {rates.values[-1]:.3g}"
     return so(bool(turned) and is_slow and not jumped and not is_cycle, text)
+
+
+def loss_rises_with_lr(facts: Facts) -> Sign:
+    """Since its lowest after the warm-up the learning rate has risen for long, and the loss with it, while it had
+    fallen before."""
+    rates, losses = facts.series("lr").finite, facts.loss.finite
+    if len(rates.values) < 20 or len(losses.values) < 4 * SAMPLES:
+        return unlogged("lr") if rates.is_empty else NOT_ASKED
+    warmed_up = len(rates.values) // 10
+    low = int(np.argmin(rates.values[warmed_up:])) + warmed_up
+    risen = rates.values[-1] / max(rates.values[low], 1e-30)
+    here = int(np.searchsorted(losses.steps, rates.steps[low]))
+    count = max(len(losses.values) // 20, SAMPLES)
+    end, there = losses.values[-count:], losses.values[max(here - count // 2, 0) : here + count // 2]
+    if risen < RISEN or len(losses.values) - here < 2 * count or len(there) < SAMPLES // 2:
+        return so(False, f"panel 2: LR {rates.values[-1]:.3g} at the end, {rates.values[low]:.3g} at its lowest")
+    noise = float(np.std(np.diff(losses.values[-4 * count :]))) / math.sqrt(2)
+    # the noise of a mean of rows that remember each other is a little larger than that of rows that do not
+    is_higher = end.mean() - there.mean() > 6 * noise / math.sqrt(len(there)) and end.mean() > 1.01 * there.mean()
+    text = (
+        f"panels 1, 2: loss {there.mean():.4g} where LR was lowest, {end.mean():.4g} in the end, at {risen:.3g} times "
+        "that LR"
+    )
+    return so(bool(is_higher), text)
+
+
+def no_warm_up(facts: Facts) -> Sign:
+    """The trouble begins in the first steps, and the learning rate had no warm-up: by the settings, or as logged."""
+    steps, rates = facts.known.number("warmup_steps"), facts.series("lr").finite
+    rows = int((facts.loss.steps < facts.onset).sum())
+    if facts.focus is None or facts.loss.steps[0] > facts.stride or rows > max(len(facts.loss.steps) // 50, FIRST_ROWS):
+        return NOT_ASKED
+    if len(rates.values) >= 5:
+        is_high = bool(rates.values[0] > 0.9 * rates.values.max())
+        return so(is_high, f"panel 2: LR {rates.values[0]:.3g} in the first row, {rates.values.max():.3g} at its peak")
+    if steps is None:
+        return unlogged("lr")
+    return so(steps <= 0, f"a warm-up of {steps:g} steps, by the settings")
 
 
 def lr_near_peak(facts: Facts) -> Sign:

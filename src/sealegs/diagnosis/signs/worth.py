@@ -10,18 +10,20 @@ SOURCES: Mapping[str, str] = {
     "loss": "back-at-once burst-of-rows goes-on-rising heals-slowly is-young leaps-recur came-suddenly nonfinite-stays "
     "nonfinite-passes nonfinite-from-the-start nonfinite-before-any-update loss-infinite leaps-with-resume "
     "leaps-after-resume stuck-at-uniform back-at-the-start exactly-zero multiple-of-uniform level-shifts is-flat "
-    "loss-hovers falls-by-epochs lower-after-resume starts-above-uniform metric-doubtful",
+    "loss-hovers falls-by-epochs loss-rises-with-lr lower-after-resume "
+    "lower-after-each-resume starts-above-uniform metric-doubtful",
     "gradient norm": "gradient-many-fold gradient-calm gradient-ramps gradient-alone gradients-grow gradients-vanish "
     "gradient-first loss-first gradients-overflow zero-loss-without-gradient loss-of-nothing "
-    "climbs-with-gradients calibrates-again scaled-by-whole-number",
+    "zero-loss-zero-gradient gradient-climbs-before climbs-with-gradients calibrates-again scaled-by-whole-number",
     "gradients by group": "infinite-in-embedding",
     "gradients by rank": "one-rank-stands-out",
     "learning rate": "lr-jumps lr-smooth lr-restarts lr-not-restored lr-rises lr-rises-throughout lr-rises-as-a-cosine "
-    "lr-falls-then-rises lr-near-peak warmup-just-over step-size-jumps",
-    "updates": "updates-leap",
+    "lr-falls-then-rises lr-near-peak no-warm-up warmup-just-over step-size-jumps",
+    "updates": "updates-leap updates-outgrow",
     "moments": "moments-dropped moments-kept second-moment-leaps",
-    "weights": "weights-grow weights-shrink weights-halved weights-leap one-group-leaps weight-breaks-first "
+    "weights": "weights-grow weights-shrink weights-halved weights-leap weights-keep-growing weight-breaks-first "
     "nonfinite-at-sound-weights",
+    "weights of the other groups": "one-group-leaps",
     "weights by rank": "ranks-differ",
     "activations": "activations-grow activation-near-limit activation-vanishes embedding-stands-out",
     "attention logits": "attention-logits-grow logits-over-exp",
@@ -29,7 +31,7 @@ SOURCES: Mapping[str, str] = {
     "batches": "batch-repeats batches-differ data-begins-again data-not-restored same-batch-harmless "
     "same-batch-bad-again same-batch-other-loss finite-again",
     "sources of the data": "sources-change",
-    "held-out loss": "eval-flat eval-flat-meanwhile eval-rises eval-turns eval-plateau",
+    "held-out loss": "eval-flat eval-flat-meanwhile eval-rises eval-turns eval-plateau eval-flat-at-resumes",
     "loss scale": "scale-begins-again scale-collapsed scale-is-high scale-moves scale-stands-still",
     "lost gradients": "gradients-underflow",
     "settings": "beta2-long beta2-short clip-off decay-high decay-low eps-zero init-wide log-loss-naive log-loss-sound "
@@ -61,9 +63,25 @@ GENERIC = frozenset(
         *("nonfinite-stays", "nonfinite-passes", "nonfinite-from-the-start", "is-flat", "back-at-the-start"),
         *("leaps-with-resume", "leaps-after-resume", "lower-after-resume", "resumed-before", "parts-restored"),
         *("gradient-many-fold", "gradient-calm", "gradient-ramps", "gradients-grow", "gradients-vanish"),
-        *("gradient-first", "loss-first", "climbs-with-gradients", "activations-grow", "batches-differ"),
+        *(
+            "gradient-first",
+            "loss-first",
+            "gradient-climbs-before",
+            "climbs-with-gradients",
+            "activations-grow",
+            "batches-differ",
+        ),
         *("lr-smooth", "lr-near-peak", "lr-rises", "eval-rises", "settings-change", "entropy-usual"),
-        *("beta2-long", "clip-off", "decay-low", "init-wide", "is-fp16", "is-not-fp16", "muon-is-clipped"),
+        *(
+            "beta2-long",
+            "clip-off",
+            "decay-low",
+            "init-wide",
+            "is-fp16",
+            "is-not-fp16",
+            "muon-is-clipped",
+            "no-warm-up",
+        ),
         *("reward-falls", "reward-flat", "reward-rises", "reward-logged", "groups-without-spread"),
         *("clip-saturates", "entropy-explodes", "length-leaps", "balance-loss-grows", "router-entropy-vanishes"),
         "preference-lost",
