@@ -50,12 +50,26 @@ class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: str = ""
     """A sign without which the remedy is pointless."""
 
+    @property
+    def clips_at(self) -> float | None:
+        """The norm at which it clips all gradients; None if it is something else."""
+        return float(self.value) if self.knob == "clip" and self.value.replace(".", "").isdigit() else None
+
+    @property
+    def lowers_the_rate(self) -> bool:
+        """Whether it makes the learning rate smaller: of one that is tiny, and of a loss that never moved, it is no cure."""
+        return self.knob == "lr" and self.value in ("x 0.5", "decay to 0")
+
 
 class Test(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"apart_from": "from"}):
     """A test that tells a cause from one of its neighbours."""
 
     apart_from: Name
     do: Words
+    unless: str = ""
+    """A sign that makes the test pointless, or harmful."""
+    when: str = ""
+    """A sign without which the test is pointless."""
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,8 +118,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All signs that the card names, those of its remedies included."""
-        asked = (name for remedy in self.remedies for name in (remedy.unless, remedy.when))
+        """All signs that the card names, those of its remedies and tests included."""
+        asked = (name for one in (*self.remedies, *self.tests) for name in (one.unless, one.when))
         return (*self.signs, *filter(None, asked))
 
 

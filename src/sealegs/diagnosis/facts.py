@@ -39,6 +39,10 @@ LONGEST_STUCK = 10_000
 """Rows before the onset in which a stuck loader is followed back."""
 JUDGED_WITH = ("loss", "grad_norm", "params_finite")
 """Signals that say whether the worst gradient of a step is a culprit."""
+OUT_OF_USUAL = 5.0
+"""Multiple of the usual gradient norm from which on, up to the onset, it is part of the trouble."""
+CHAINED = ("spike", "level_shift", "resume_jump", "drift", "nonfinite")
+"""Kinds of incidents of which one that is hardly over is the beginning of the next."""
 LEAPS = ("spike", "level_shift", "resume_jump")
 """Kinds of incidents in which the loss goes up at once."""
 
@@ -258,12 +262,30 @@ class Facts:
         under_way = (
             incident.start
             for incident in self.incidents
-            if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last) + self.stride
+            if incident.kind in CHAINED and incident.start <= focus.start <= self._over_by(incident)
         )
         begun = min(self.onset, focus.start) if self.spoilt_update is None else self.spoilt_update + 1
         jump = self.lr_jump_at_onset()
         leapt = () if jump is None else (jump.step,)
-        return int(min([begun, *under_way, *leapt, *self._stuck_before]))
+        return int(min([begun, *under_way, *leapt, *self._stuck_before, *self._gradients_out_since]))
+
+    def _over_by(self, incident: Incident) -> int:
+        """The last step at which another trouble counts as the same chain: some rows after the end of an incident."""
+        return (self.last if incident.end is None else incident.end) + NEAR * self.stride
+
+    @property
+    def _gradients_out_since(self) -> list[int]:
+        """The step since which gradient norms were many times the usual, up to the onset."""
+        norms = self.series("grad_norm").finite.within(-math.inf, self.onset - 1)
+        usual = self.before("grad_norm").values
+        if len(usual) < NEAR or len(norms.values) < NEAR:
+            return []
+        is_out = ~(norms.values <= OUT_OF_USUAL * float(np.median(usual)))
+        place = len(is_out)
+        while place > 0 and is_out[max(place - 1 - LEAD, 0) : place].any():  # it may come near the usual for some rows
+            place -= 1
+        since = int(np.argmax(is_out[place:])) + place if is_out[place:].any() else len(is_out)
+        return [int(norms.steps[since])] if since < len(is_out) else []
 
     @cached_property
     def spoilt_update(self) -> int | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sealegs.diagnosis import interventions, statements
-from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, causes
+from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, Test, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis, Statement
 from sealegs.diagnosis.damage import announced_change
 from sealegs.diagnosis.facts import Facts
@@ -65,6 +65,13 @@ SPLITS = (
     "or the weights; with the same batches alone, the data; with neither, the machine"
 )
 """The test that splits the causes of a leap of which nothing is known."""
+OTHER_UNITS = 100.0
+"""Times a clip that a gradient norm is where it is not in the units of the clip: of a scaled loss, or a sum."""
+UNSCALE = (
+    "unscale gradients before their norm is measured and clipped (the usual norm is {norm:.3g}: a clip of {clip} would "
+    "stop all learning)"
+)
+"""The order in place of a clip, where gradients are in other units."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes whose first action is to leave the run alone."""
 
@@ -178,7 +185,7 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     asks = facts.findings.verdict == "act"
     if (likely and likely[0].grade == "hypothesis") or (shown - ASIDE and not likely):
         likely.append(_unknown(likely, weighed, SPLITS if not likely and facts.leaps and asks else ""))
-    likely = [_with_test(item, likely) for item in likely]
+    likely = [_with_test(facts, item, likely) for item in likely]
     return (*likely, *(item for item in listed if item.grade == "ruled out"))
 
 
@@ -289,10 +296,10 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     top = likely[0]
     if facts.findings.verdict == "healthy" and set(top.card.explains) == {"metric"}:
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."
-    if top.card.name in LEAVE_IT and top.grade != "hypothesis":
+    asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
+    if top.card.name in LEAVE_IT and top.grade != "hypothesis" and not asks:
         return f"Leave it: {_orders(facts, top.card.remedies)}."
     parts = []
-    asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
     is_sound = facts.is_over or facts.is_only_scale or top.card.spares_weights
     if asks and (facts.persists or facts.stays_bad) and not is_sound:
         at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
@@ -321,6 +328,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
             "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"
         )
         parts[-1] += f": {test}"
+    elif top.card.name in LEAVE_IT:  # the run asks for an action, and to leave it is none
+        parts.append(f"find out: {top.hypothesis.next_test}")
     elif orders := _orders(facts, top.card.remedies):
         is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST)
         parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
@@ -350,27 +359,47 @@ def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
     """The remedies that can be carried out, in words; with a warning where a clip would always take effect."""
     orders, idle = [], statements.without_help(facts)
     for remedy in remedies:
-        is_pointless = remedy.unless and registry.SIGNS[remedy.unless](facts).holds
-        is_beside = remedy.when and not registry.SIGNS[remedy.when](facts).holds
-        if remedy.grade == "show-only" or is_pointless or is_beside:
+        if remedy.grade == "show-only" or not _makes_sense(facts, remedy):
+            continue
+        if remedy.lowers_the_rate and (registry.SIGNS["rate-is-tiny"](facts).holds or _is_flat_from_the_start(facts)):
             continue
         if idle and any(each.name in idle for each in kinds_of(remedy.do)):  # it was tried, and did not help
             continue
-        norms = facts.before("grad_norm").values
-        often = remedy.knob == "clip" and len(norms) and norms.mean() > float(remedy.value)
-        orders.append(remedy.do + (f" (the mean norm is {norms.mean():.2g}: it will clip most steps)" if often else ""))
+        orders.append(_clip(facts, remedy, remedy.clips_at) if remedy.clips_at is not None else remedy.do)
     return ", ".join(orders)
 
 
-def _with_test(item: Weighed, likely: list[Weighed]) -> Weighed:
-    """The cause, with its test against the likeliest other one that it has a test for."""
-    others = [other.card.name for other in likely if other is not item]
-    tests = sorted(
-        item.card.tests, key=lambda test: others.index(test.apart_from) if test.apart_from in others else len(others)
-    )
-    if not tests:
-        return item
-    return replace(item, hypothesis=replace(item.hypothesis, next_test=tests[0].do))
+def _clip(facts: Facts, remedy: Remedy, clip: float) -> str:
+    """A clip in words, with a warning where it would always take effect; another order where norms are in other
+    units."""
+    norms = facts.before("grad_norm").values
+    usual = float(np.median(norms)) if len(norms) else 0.0
+    if usual > OTHER_UNITS * clip:
+        return UNSCALE.format(norm=usual, clip=f"{clip:g}")
+    return remedy.do + (f" (the usual norm is {usual:.2g}: it will clip most steps)" if usual > clip else "")
+
+
+def _makes_sense(facts: Facts, one: Remedy | Test) -> bool:
+    """Whether what a remedy or a test asks for is so, and what rules it out is not."""
+    is_pointless = one.unless and registry.SIGNS[one.unless](facts).holds
+    is_beside = one.when and not registry.SIGNS[one.when](facts).holds
+    return not is_pointless and not is_beside
+
+
+def _is_flat_from_the_start(facts: Facts) -> bool:
+    return registry.SIGNS["flat-from-the-start"](facts).holds is True
+
+
+def _with_test(facts: Facts, item: Weighed, likely: list[Weighed]) -> Weighed:
+    """The cause, with the test that splits it from its likeliest rival: its own, or the rival's. Without either, its
+    first test."""
+    own = {test.apart_from: test.do for test in reversed(item.card.tests) if _makes_sense(facts, test)}
+    for rival in (other.card for other in likely if other is not item):
+        theirs = (test.do for test in rival.tests if test.apart_from == item.card.name and _makes_sense(facts, test))
+        if test := own.get(rival.name) or next(theirs, ""):
+            return replace(item, hypothesis=replace(item.hypothesis, next_test=test))
+    first = next((test.do for test in item.card.tests if _makes_sense(facts, test)), "")
+    return replace(item, hypothesis=replace(item.hypothesis, next_test=first)) if first else item
 
 
 def _unknown(likely: list[Weighed], weighed: list[Weighed], test: str) -> Weighed:

@@ -15,6 +15,8 @@ NEEDED = 10
 """Losses on each side of a resume that a comparison needs."""
 GAUSSIAN = 0.6745
 """The median distance of normal noise from its middle, in standard deviations."""
+FEW_RISES = 4
+"""Evaluations before the trouble from which on one may be left out."""
 AGAIN, AGAIN_SHARE = 2, 0.5
 """Resumes after which the loss is lower, and the share of all of them, from which on it is no chance."""
 
@@ -112,8 +114,10 @@ def eval_flat(facts: Facts) -> Sign:
     after = held_out.within(facts.onset + 1, math.inf).values[:3]
     if not len(before) or not len(after):
         return _eval_unlogged(facts)
-    # Its noise is its largest rise before: the differences of a steeply falling loss are large, but not noise.
-    noise = 2 * float(np.diff(before).max(initial=0.0))
+    # Its noise is how far it rose before: the differences of a steeply falling loss are large, but not noise. The
+    # largest of several rises is left out: it may be the first evaluation that the trouble has hit.
+    rises = np.sort(np.diff(before).clip(min=0.0))
+    noise = 2 * float(rises[-2 if len(rises) >= FEW_RISES else -1]) if len(rises) else 0.0
     moved = abs(facts.focus.peak_loss - facts.focus.usual)
     is_flat = after.max() - before[-1] <= max(noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * before[-1])
     return so(bool(is_flat), f"panel 1: evaluation loss {before[-1]:.4g} before, {after.max():.4g} after")

@@ -62,7 +62,7 @@ def groups_without_spread(facts: Facts) -> Sign:
 
 
 def sampler_apart(facts: Facts) -> Sign:
-    """The sampler's probabilities leave the trainer's, for the same weights; slowly, too, where the reward then falls."""
+    """The sampler's probabilities leave the trainer's, for the same weights; or slowly, and then the reward falls."""
     sign = _shown(facts, "sampler-apart", "logp_gap", "logp_gap_max", "importance_ratio_max")
     fell, gap = facts.shown.get("reward-falls"), track_of(facts.run, "logp_gap")
     if sign.holds is not False or fell is None or gap is None:

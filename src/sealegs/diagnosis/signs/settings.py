@@ -16,6 +16,8 @@ CLIPS_MUON = 10.0
 """A clip up to which an orthogonalised update is made smaller: its norm is the root of its rank, which is larger."""
 OUTGROWN = 2.0
 """Growth of updates with a gradient that a second moment which keeps up does not let through for long."""
+TINY = 1e-6
+"""Learning rates up to which no run diverges by their size; policies are tuned at them."""
 FIRST_ROWS = 50
 """Rows in which a run without a warm-up shows it, or a fiftieth of the log."""
 RISEN = 1.3
@@ -105,7 +107,8 @@ def updates_outgrow(facts: Facts) -> Sign:
     if gradient is None:
         return unlogged("grad_norm")
     most = max(leaps, key=lambda leap: leap.ratio)
-    text = f"panels 3, 5: for their LR, updates {most.ratio:.2g}-fold at step {most.step}, gradients {gradient.ratio:.2g}-fold"
+    updates = f"updates {most.ratio:.2g}-fold at step {most.step}, gradients {gradient.ratio:.2g}-fold"
+    text = f"panels 3, 5: for their LR, {updates}"
     return so(most.ratio > OUTGROWN and gradient.ratio > OUTGROWN, text)
 
 
@@ -238,6 +241,15 @@ def no_warm_up(facts: Facts) -> Sign:
     if steps is None:
         return unlogged("lr")
     return so(steps <= 0, f"a warm-up of {steps:g} steps, by the settings")
+
+
+def rate_is_tiny(facts: Facts) -> Sign:
+    """The learning rate has never been above a millionth: to lower it further changes nothing."""
+    rates, told = facts.series("lr").finite.values, facts.known.number("lr")
+    if not len(rates) and told is None:
+        return unlogged("lr")
+    highest = float(rates.max()) if len(rates) else float(told or 0.0)
+    return so(0 < highest <= TINY, f"panel 2: LR {highest:.3g} at its highest")
 
 
 def lr_near_peak(facts: Facts) -> Sign:

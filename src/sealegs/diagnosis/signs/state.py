@@ -410,6 +410,18 @@ def is_flat(facts: Facts) -> Sign:
     return so(True, f"panel 1: flat at {level:.4g} from step {found[0].start} on")
 
 
+def flat_from_the_start(facts: Facts) -> Sign:
+    """The loss has never fallen: flat from the first rows on."""
+    sign = is_flat(facts)
+    values = facts.loss.finite.values
+    if not sign.holds or len(values) < 2 * NEAR:
+        return so(False, sign.text)
+    first, rest = float(np.median(values[:NEAR])), values[NEAR:]
+    spread = float(np.std(rest))
+    is_so = abs(first - float(np.median(rest))) < max(2 * spread, 0.02 * abs(first))
+    return so(is_so, f"panel 1: loss {first:.4g} in the first rows, {np.median(rest):.4g} in all others")
+
+
 def loss_hovers(facts: Facts) -> Sign:
     """The loss goes to and fro around zero, and measures nothing."""
     found = [it.text for it in facts.findings.problems if it.signal == "loss" and it.kind == "hovers"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 SOURCES: Mapping[str, str] = {
     "loss": "back-at-once burst-of-rows goes-on-rising heals-slowly is-young leaps-recur came-suddenly nonfinite-stays "
     "nonfinite-passes nonfinite-from-the-start nonfinite-before-any-update loss-infinite leaps-with-resume "
-    "leaps-after-resume stuck-at-uniform back-at-the-start exactly-zero multiple-of-uniform level-shifts is-flat "
+    "leaps-after-resume flat-from-the-start stuck-at-uniform back-at-the-start exactly-zero multiple-of-uniform level-shifts is-flat "
     "loss-hovers falls-by-epochs loss-rises-with-lr lower-after-resume "
     "lower-after-each-resume starts-above-uniform metric-doubtful",
     "gradient norm": "gradient-many-fold gradient-calm gradient-ramps gradient-alone gradients-grow gradients-vanish "
@@ -18,7 +18,7 @@ SOURCES: Mapping[str, str] = {
     "gradients by group": "infinite-in-embedding",
     "gradients by rank": "one-rank-stands-out",
     "learning rate": "lr-jumps lr-smooth lr-restarts lr-not-restored lr-rises lr-rises-throughout lr-rises-as-a-cosine "
-    "lr-falls-then-rises lr-near-peak no-warm-up warmup-just-over step-size-jumps",
+    "lr-falls-then-rises lr-near-peak no-warm-up rate-is-tiny warmup-just-over step-size-jumps",
     "updates": "updates-leap updates-outgrow",
     "moments": "moments-dropped moments-kept second-moment-leaps",
     "weights": "weights-grow weights-shrink weights-halved weights-leap weights-keep-growing weight-breaks-first "
@@ -59,33 +59,15 @@ SOURCES: Mapping[str, str] = {
 
 GENERIC = frozenset(
     (
-        *("back-at-once", "goes-on-rising", "heals-slowly", "is-young", "leaps-recur", "came-suddenly", "level-shifts"),
-        *("nonfinite-stays", "nonfinite-passes", "nonfinite-from-the-start", "is-flat", "back-at-the-start"),
-        *("leaps-with-resume", "leaps-after-resume", "lower-after-resume", "resumed-before", "parts-restored"),
-        *("gradient-many-fold", "gradient-calm", "gradient-ramps", "gradients-grow", "gradients-vanish"),
-        *(
-            "gradient-first",
-            "loss-first",
-            "gradient-climbs-before",
-            "climbs-with-gradients",
-            "activations-grow",
-            "batches-differ",
-        ),
-        *("lr-smooth", "lr-near-peak", "lr-rises", "eval-rises", "settings-change", "entropy-usual"),
-        *(
-            "beta2-long",
-            "clip-off",
-            "decay-low",
-            "init-wide",
-            "is-fp16",
-            "is-not-fp16",
-            "muon-is-clipped",
-            "no-warm-up",
-        ),
-        *("reward-falls", "reward-flat", "reward-rises", "reward-logged", "groups-without-spread"),
-        *("clip-saturates", "entropy-explodes", "length-leaps", "balance-loss-grows", "router-entropy-vanishes"),
-        "preference-lost",
-    )
+        "back-at-once goes-on-rising heals-slowly is-young leaps-recur came-suddenly level-shifts nonfinite-stays "
+        "nonfinite-passes nonfinite-from-the-start is-flat flat-from-the-start back-at-the-start leaps-with-resume "
+        "leaps-after-resume lower-after-resume resumed-before parts-restored gradient-many-fold gradient-calm "
+        "gradient-ramps gradients-grow gradients-vanish gradient-first loss-first gradient-climbs-before "
+        "climbs-with-gradients activations-grow batches-differ lr-smooth lr-near-peak lr-rises eval-rises "
+        "settings-change entropy-usual beta2-long clip-off decay-low init-wide is-fp16 is-not-fp16 muon-is-clipped "
+        "no-warm-up rate-is-tiny reward-falls reward-flat reward-rises reward-logged groups-without-spread "
+        "clip-saturates entropy-explodes length-leaps balance-loss-grows router-entropy-vanishes preference-lost"
+    ).split()
 )
 """Signs that say what happened, or what healthy runs have, too: none of them points at one cause."""
 
