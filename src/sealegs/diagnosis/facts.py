@@ -262,7 +262,7 @@ class Facts:
         under_way = (
             incident.start
             for incident in self.incidents
-            if incident.kind in CHAINED and incident.start <= focus.start <= self._over_by(incident)
+            if incident.kind in CHAINED and incident.start < focus.start <= self._over_by(incident)
         )
         begun = min(self.onset, focus.start) if self.spoilt_update is None else self.spoilt_update + 1
         jump = self.lr_jump_at_onset()
