@@ -63,7 +63,7 @@ def asked(failure: Failure, seed: int, place: Path) -> Scored:
         (place / name).write_text(text)
     more: dict[str, Any] = {}
     if evidence.settings is not None and "settings" in inspect.signature(check).parameters:
-        more["settings"] = str(place / evidence.settings)
+        more["settings"] = (place / evidence.settings,)
     try:
         diagnosis = check(str(place / evidence.main), metrics={}, pattern=None, rules="calibrated", **more)
     except SealegsError as error:
