@@ -1,0 +1,321 @@
+"""A run in, what is out of the ordinary in any of its columns out: the module to start at.
+
+Each column is judged by what it can be (``meaning.py``), against its own past (``levels.py``) and against its siblings
+(``siblings.py``). Hundreds of columns must not mean many alarms: the chance that a finding is one of the column's own
+ways is multiplied by the number of columns, so that the rate of false alarms is of the log.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sealegs.diagnosis.columns.levels import FEWEST, Change, Course, course_of, two_sided, values_of
+from sealegs.diagnosis.columns.meaning import Nature, is_clock, is_share, is_whole, nature_of
+from sealegs.diagnosis.columns.siblings import families, part
+from sealegs.diagnosis.contract import ColumnFinding
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve
+from sealegs.diagnosis.first_signals.judged import SIGNALS_OF
+from sealegs.diagnosis.kind import Kind
+from sealegs.record.run import Run
+
+ALARM = 0.01
+"""The chance for all columns of a log together that one that is as ever is found out of the ordinary."""
+FEW = 8
+"""Values from which a column is known to stand still, to be off, or to turn."""
+
+LEAPS = {"level": 3.0, "weights": 2.0, "loss": 1.5, "cost": 1.5, "open": 5.0}
+"""Times as high at once that is worth a word, where everything after is beyond everything before."""
+RISES = {"level": 10.0, "weights": 4.0, "loss": 2.0, "cost": 1.5}
+"""Times its lowest after the warm-up, however slowly."""
+SLOWED = 0.7
+"""Share of the usual rate below which a run is slow."""
+VANISHED = 50.0
+"""How many times less is nothing, of what says how much there is of something."""
+WORSE = 1.1
+"""Times its lowest that a held-out error must be in the end to have turned."""
+LOST = 0.2
+"""Share of what was gained that a held-out score must have lost."""
+UNSLOWED = 0.85
+"""Growth of the last third over that of the third before, from which on a norm of weights grows without an end."""
+LEARNED = 0.8
+"""Times the first losses from which on something has been learned."""
+NOTHING = 2e-3
+"""A score that is no more has never left 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the columns of a run show."""
+
+    findings: tuple[ColumnFinding, ...] = ()
+    """The gravest first, then in the order of steps."""
+    judged: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    """Columns that are not understood, or have too few values."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    signal: str
+    nature: Nature
+    steps: Indices
+    values: Floats
+    """The finite ones."""
+    course: Course | None
+
+
+def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
+    """What is out of the ordinary in the columns of a run, which of them were judged and which were not."""
+    columns: list[_Column] = []
+    unjudged: list[str] = []
+    elsewhere = {signal for name in (kind.name, *kind.traits) for signal in SIGNALS_OF.get(name, ())}
+    found: list[ColumnFinding] = []
+    for signal in run.signals:
+        nature = nature_of(signal)
+        if nature in ("judged elsewhere", "schedule", "clock") or signal.partition("/")[0] in elsewhere:
+            continue
+        steps, values = values_of(run, signal)
+        if nature in ("unknown", "cost", "trouble") and len(values) > 2 and is_clock(values):
+            continue
+        if nature == "unknown" and len(values) > 2 and values.min() == values.max():
+            continue
+        if len(values) < FEW:
+            unjudged.append(signal)
+            continue
+        if nature == "unknown":
+            unjudged.append(signal)
+        columns.append(_Column(signal, nature, steps, values, course_of(signal, steps, values)))
+    of = max(len(columns), 1)
+    for column in columns:
+        found += _of_column(column, curve, of)
+        found += _not_finite(run, column)
+    found += _of_families(run, columns)
+    found += _never_found(columns, curve)
+    found += _still(columns, curve)
+    strongest: dict[str, ColumnFinding] = {}
+    for one in sorted(found, key=lambda one: (not one.is_strong, one.step)):
+        strongest.setdefault(one.signal, one)
+    names = tuple(column.signal for column in columns if column.nature != "unknown")
+    return Judgement(tuple(strongest.values()), names, tuple(unjudged))
+
+
+def _of_column(column: _Column, curve: LossCurve, of: int) -> Iterator[ColumnFinding]:
+    """What one column shows by itself."""
+    course, nature = column.course, column.nature
+    if nature in ("error", "score"):
+        yield from _turns(column, of)
+    elif nature == "trouble":
+        yield from _from_nothing(column)
+    if course is None:
+        return
+    if nature in ("level", "loss", "cost", "weights"):
+        yield from _higher(column, course, of)
+    if nature == "rate" and course.is_positive:
+        least = -math.log(SLOWED)
+        change = _surprising(course.leap(up=False, least=least), course.rise(up=False, least=least), of)
+        if change is not None:
+            share = 1 - change.factor
+            yield _finding(column, course, change, "slower", f"{share:.0%} less", is_strong=True)
+    if nature in ("spread", "level", "weights") and course.is_positive:
+        least = math.log(VANISHED)
+        change = _surprising(course.leap(up=False, least=least), course.rise(up=False, least=least), of)
+        if change is not None:
+            yield _finding(column, course, change, "vanishes", "next to nothing", is_strong=nature == "spread")
+    if nature in ("spread", "open", "unknown") and course.is_positive:
+        least = math.log(LEAPS["open"])
+        for up in (True, False):
+            change = _surprising(course.leap(up=up, least=least), None, of)
+            if change is not None:
+                yield _finding(column, course, change, "leaps", _times(change), is_strong=False)
+
+
+def _higher(column: _Column, course: Course, of: int) -> Iterator[ColumnFinding]:
+    """A column that is worse the higher, and is much higher in the end."""
+    nature = column.nature
+    leap_by, rise_by = LEAPS[nature], RISES[nature]
+    unit = math.log if course.is_positive else float
+    leap, rise = course.leap(up=True, least=unit(leap_by)), course.rise(up=True, least=unit(rise_by))
+    if nature == "weights" and rise is not None and not _unslowed(course):
+        rise = None
+    change = _surprising(leap, rise, of)
+    if change is None:
+        return
+    shows = "leaps" if change is leap else "rises"
+    yield _finding(column, course, change, shows, _times(change), is_strong=course.is_positive)
+
+
+def _unslowed(course: Course) -> bool:
+    """Whether the last third grows no less than the one before it: what approaches a level slows."""
+    a, b, c = (float(np.median(course.medians[at : at + 3])) for at in _thirds(course.count))
+    return c - b >= UNSLOWED * (b - a)
+
+
+def _thirds(count: int) -> tuple[int, int, int]:
+    return count // 3, 2 * count // 3, count - 3
+
+
+def _surprising(leap: Change | None, rise: Change | None, of: int) -> Change | None:
+    """The first of the two that the column's own ways do not bring about."""
+    return next((one for one in (leap, rise) if one is not None and one.chance * of <= ALARM), None)
+
+
+def _turns(column: _Column, of: int) -> Iterator[ColumnFinding]:
+    """A held-out error that is far above its lowest in the end, or a score that lost much of what it had gained."""
+    values = column.values
+    is_error = column.nature == "error"
+    if is_error and values.min() <= 0:
+        return
+    heights = np.log(values) if is_error else -values
+    width = max(min(len(heights) // 10, 10), 3)
+    levels = np.median(np.lib.stride_tricks.sliding_window_view(heights, width), axis=1)
+    if len(levels) < 2 * width:
+        return
+    lowest = int(np.argmin(levels[:-width]))
+    end = float(levels[-1])
+    rise = end - float(levels[lowest])
+    if is_error:
+        least = math.log(WORSE)
+    else:
+        gained = float(levels[: lowest + 1].max()) - float(levels[lowest])
+        least = max(LOST * gained, LOST / 4 * abs(float(levels[lowest])))
+    second = np.diff(heights, 2)
+    noise = max(1.4826 * float(np.median(np.abs(second))) / math.sqrt(6), 1e-3 * float(np.abs(heights).max()), 1e-9)
+    noise = max(noise, float(np.std(levels[lowest:] - np.linspace(levels[lowest], end, len(levels) - lowest))))
+    chance = two_sided(rise / noise) * len(heights) / width
+    if rise < least or rise <= 0 or chance * of > ALARM * 5 or (levels[-width:] < levels[lowest] + rise / 2).any():
+        return
+    best, last = (float(np.exp(x)) if is_error else -float(x) for x in (levels[lowest], end))
+    began = lowest + int(np.argmax(levels[lowest:] >= levels[lowest] + rise / 4))
+    best_step = int(column.steps[lowest + width // 2])
+    text = f"{column.signal} {_number(best)} at its best, at step {best_step}, {_number(last)} in the end"
+    yield ColumnFinding(
+        signal=column.signal, step=int(column.steps[began]), shows="turns", text=text, is_strong=True, lasts=True
+    )
+
+
+def _from_nothing(column: _Column) -> Iterator[ColumnFinding]:
+    """A count or share of what should not be, that was nothing for long and is there to the end."""
+    values = column.values
+    there = values > 0 if is_whole(values) else values > (0.01 if is_share(values) else 0)
+    if not there.any():
+        return
+    first = int(np.argmax(there))
+    lasting = max(len(values) // 10, FEW)
+    if first < max(len(values) // 20, FEW) or len(values) - first < lasting or there[-lasting:].mean() < 0.8:
+        return
+    step, end = int(column.steps[first]), float(np.median(values[-lasting:]))
+    text = f"{column.signal} 0 before step {step}, {_number(end)} in the end"
+    yield ColumnFinding(signal=column.signal, step=step, shows="appears", text=text, is_strong=True, lasts=True)
+
+
+def _not_finite(run: Run, column: _Column) -> Iterator[ColumnFinding]:
+    """Values that are NaN or infinite after finite ones."""
+    steps, values = run.series(column.signal)
+    bad = ~np.isfinite(values)
+    if len(values) == len(column.values) or not bad.any():
+        return
+    first = int(np.argmax(bad))
+    lasting = max(len(values) // 10, FEW)
+    lasts = bool(bad[-min(lasting, 3) :].all())
+    text = f"{column.signal} is not finite in {int(bad.sum()):,} of {len(bad):,} rows, first at step {steps[first]}"
+    is_strong = lasts and bool(bad[-lasting:].mean() > 0.9) and first >= FEW
+    yield ColumnFinding(
+        signal=column.signal,
+        step=int(steps[first]),
+        shows="not-finite",
+        text=text,
+        is_strong=is_strong,
+        lasts=lasts,
+    )
+
+
+def _of_families(run: Run, columns: Sequence[_Column]) -> Iterator[ColumnFinding]:
+    """Siblings that were the same and part."""
+    for family in families(run, [column.signal for column in columns]):
+        parted = part(family)
+        if parted is not None:
+            name, row, off = parted
+            step = int(family.steps[row])
+            text = f"{name} is not as its {len(family.names) - 1} siblings any more since step {step}: {off:.2g} apart"
+            yield ColumnFinding(signal=name, step=step, shows="parts", text=text, is_strong=True, lasts=True)
+
+
+def _still(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFinding]:
+    """Norms of weights or updates that never move while others do, or while the loss learns nothing."""
+    norms = [column for column in columns if column.nature == "weights" and len(column.values) >= 20]
+    still = [column for column in norms if column.values.min() == column.values.max()]
+    if not still:
+        return
+    others = len(norms) - len(still)
+    for column in still:
+        is_added = any(word in column.signal.lower() for word in ("lora", "adapter"))
+        is_strong = is_added or others >= max(len(still), 2) or not _has_learned(curve)
+        text = f"{column.signal} never moves: {_number(float(column.values[0]))} in all of {len(column.values):,} rows"
+        if others:
+            text += f", while {others} others do"
+        yield ColumnFinding(
+            signal=column.signal,
+            step=int(column.steps[0]),
+            shows="never-moves",
+            text=text,
+            is_strong=is_strong,
+            lasts=True,
+        )
+
+
+def _has_learned(curve: LossCurve) -> bool:
+    losses = curve.losses[curve.finite]
+    tenth = max(len(losses) // 10, 1)
+    return len(losses) > 0 and bool(np.median(losses[-tenth:]) < LEARNED * np.median(losses[:tenth]))
+
+
+def _never_found(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFinding]:
+    """Scores that never leave 0, all of them, while the loss falls."""
+    scores = [column for column in columns if column.nature == "score" and len(column.values) >= 20]
+    shares = [column for column in scores if is_share(column.values)]
+    none = [column for column in shares if column.values.max() <= NOTHING]
+    if not none or len(none) < len(shares) or not _has_learned(curve):
+        return
+    more = f", nor do {len(none) - 1} others" if len(none) > 1 else ""
+    text = f"{none[0].signal} never leaves 0 while the loss falls{more}"
+    yield ColumnFinding(
+        signal=none[0].signal,
+        step=int(none[0].steps[0]),
+        shows="never-leaves-zero",
+        text=text,
+        is_strong=True,
+        lasts=True,
+    )
+
+
+def _finding(
+    column: _Column, course: Course, change: Change, shows: str, how: str, *, is_strong: bool
+) -> ColumnFinding:
+    step = int(course.steps[change.row])
+    when = "in the end" if shows == "rises" else "since"
+    text = f"{column.signal} {_number(change.before)} before step {step}, {_number(change.after)} {when}: {how}"
+    return ColumnFinding(
+        signal=column.signal, step=step, shows=shows, text=text, is_strong=is_strong, lasts=True
+    )
+
+
+def _times(change: Change) -> str:
+    if change.before <= 0 or change.after <= 0:
+        return "never so before"
+    factor = change.factor if change.factor > 1 else 1 / change.factor
+    return f"{factor:.3g} times as {'high' if change.factor > 1 else 'low'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def named_first(findings: Sequence[ColumnFinding]) -> ColumnFinding | None:
+    """The first in time of those that were not there from the beginning."""
+    begun = [one for one in findings if one.shows not in ("never-moves", "never-leaves-zero")]
+    return min(begun, key=lambda one: one.step, default=None)
+
+
+__all__ = ["FEWEST", "Judgement", "judged", "named_first", "replace"]
