@@ -7,13 +7,13 @@ ways is multiplied by the number of columns, so that the rate of false alarms is
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from sealegs.diagnosis.columns.levels import FEWEST, Change, Course, course_of, two_sided, values_of
+from sealegs.diagnosis.columns.levels import Change, Course, course_of, two_sided, values_of
 from sealegs.diagnosis.columns.meaning import Nature, is_clock, is_share, is_whole, nature_of
-from sealegs.diagnosis.columns.siblings import families, part
+from sealegs.diagnosis.columns.siblings import copies_part, families, leaps_alone, part
 from sealegs.diagnosis.contract import ColumnFinding
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve
 from sealegs.diagnosis.first_signals.judged import SIGNALS_OF
@@ -25,15 +25,20 @@ ALARM = 0.01
 FEW = 8
 """Values from which a column is known to stand still, to be off, or to turn."""
 
+SUMMARY = 3
+"""Fewer values are a summary at the end, and no column."""
+
 LEAPS = {"level": 3.0, "weights": 2.0, "loss": 1.5, "cost": 1.5, "open": 5.0}
 """Times as high at once that is worth a word, where everything after is beyond everything before."""
-RISES = {"level": 10.0, "weights": 4.0, "loss": 2.0, "cost": 1.5}
+RISES = {"level": 10.0, "weights": 2.5, "loss": 2.0, "cost": 1.5}
 """Times its lowest after the warm-up, however slowly."""
+MOST_PARTINGS = 1
+"""Siblings of one family that are told one by one."""
 SLOWED = 0.7
 """Share of the usual rate below which a run is slow."""
-VANISHED = 50.0
+VANISHED = 200.0
 """How many times less is nothing, of what says how much there is of something."""
-WORSE = 1.1
+WORSE = 1.03
 """Times its lowest that a held-out error must be in the end to have turned."""
 LOST = 0.2
 """Share of what was gained that a held-out score must have lost."""
@@ -41,6 +46,12 @@ UNSLOWED = 0.85
 """Growth of the last third over that of the third before, from which on a norm of weights grows without an end."""
 LEARNED = 0.8
 """Times the first losses from which on something has been learned."""
+BESIDE = {
+    "policy-gradient": ("reward_std", "logp_gap_max", "importance_ratio_max", "policy_entropy", "kl", "cut_share"),
+    "preference": ("chosen_logp", "rejected_logp", "policy_entropy", "token_accuracy"),
+    "moe": ("router_z_loss",),
+}
+"""Signals of a kind that are judged with its first signals."""
 NOTHING = 2e-3
 """A score that is no more has never left 0."""
 
@@ -70,7 +81,9 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
     """What is out of the ordinary in the columns of a run, which of them were judged and which were not."""
     columns: list[_Column] = []
     unjudged: list[str] = []
-    elsewhere = {signal for name in (kind.name, *kind.traits) for signal in SIGNALS_OF.get(name, ())}
+    elsewhere = {
+        signal for name in (kind.name, *kind.traits) for signal in (*SIGNALS_OF.get(name, ()), *BESIDE.get(name, ()))
+    }
     found: list[ColumnFinding] = []
     for signal in run.signals:
         nature = nature_of(signal)
@@ -80,6 +93,8 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
         if nature in ("unknown", "cost", "trouble") and len(values) > 2 and is_clock(values):
             continue
         if nature == "unknown" and len(values) > 2 and values.min() == values.max():
+            continue
+        if len(values) < SUMMARY:
             continue
         if len(values) < FEW:
             unjudged.append(signal)
@@ -91,7 +106,7 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
     for column in columns:
         found += _of_column(column, curve, of)
         found += _not_finite(run, column)
-    found += _of_families(run, columns)
+    found += _of_families(run, columns, of)
     found += _never_found(columns, curve)
     found += _still(columns, curve)
     strongest: dict[str, ColumnFinding] = {}
@@ -113,16 +128,14 @@ def _of_column(column: _Column, curve: LossCurve, of: int) -> Iterator[ColumnFin
     if nature in ("level", "loss", "cost", "weights"):
         yield from _higher(column, course, of)
     if nature == "rate" and course.is_positive:
-        least = -math.log(SLOWED)
-        change = _surprising(course.leap(up=False, least=least), course.rise(up=False, least=least), of)
-        if change is not None:
-            share = 1 - change.factor
-            yield _finding(column, course, change, "slower", f"{share:.0%} less", is_strong=True)
-    if nature in ("spread", "level", "weights") and course.is_positive:
+        yield from _slower(column, course, of)
+    if nature == "spread" and course.is_positive and (change := course.vanishes(times=VANISHED)) is not None:
+        yield _finding(column, course, change, "vanishes", "next to nothing", is_strong=True)
+    if nature in ("level", "weights") and course.is_positive:
         least = math.log(VANISHED)
         change = _surprising(course.leap(up=False, least=least), course.rise(up=False, least=least), of)
         if change is not None:
-            yield _finding(column, course, change, "vanishes", "next to nothing", is_strong=nature == "spread")
+            yield _finding(column, course, change, "vanishes", "next to nothing", is_strong=False)
     if nature in ("spread", "open", "unknown") and course.is_positive:
         least = math.log(LEAPS["open"])
         for up in (True, False):
@@ -146,14 +159,27 @@ def _higher(column: _Column, course: Course, of: int) -> Iterator[ColumnFinding]
     yield _finding(column, course, change, shows, _times(change), is_strong=course.is_positive)
 
 
+def _slower(column: _Column, course: Course, of: int) -> Iterator[ColumnFinding]:
+    """A rate that has fallen by a third, for good or bit by bit."""
+    least = -math.log(SLOWED)
+    change = _surprising(course.leap(up=False, least=least), course.rise(up=False, least=least), of)
+    if change is not None:
+        yield _finding(column, course, change, "slower", f"{1 - change.factor:.0%} less", is_strong=True)
+        return
+    change = course.decline(least=least)
+    if change is not None and change.chance * of <= ALARM:
+        step = int(course.steps[change.row])
+        text = (
+            f"{column.signal} {_number(change.before)} at step {step}, and down to {_number(change.after)} bit by bit"
+        )
+        yield ColumnFinding(signal=column.signal, step=step, shows="slower", text=text, is_strong=True, lasts=False)
+
+
 def _unslowed(course: Course) -> bool:
     """Whether the last third grows no less than the one before it: what approaches a level slows."""
-    a, b, c = (float(np.median(course.medians[at : at + 3])) for at in _thirds(course.count))
+    third, last = (course.count - 3) // 3, course.count - 3
+    a, b, c = (float(np.median(course.medians[at : at + 3])) for at in (last - 2 * third, last - third, last))
     return c - b >= UNSLOWED * (b - a)
-
-
-def _thirds(count: int) -> tuple[int, int, int]:
-    return count // 3, 2 * count // 3, count - 3
 
 
 def _surprising(leap: Change | None, rise: Change | None, of: int) -> Change | None:
@@ -182,9 +208,8 @@ def _turns(column: _Column, of: int) -> Iterator[ColumnFinding]:
         least = max(LOST * gained, LOST / 4 * abs(float(levels[lowest])))
     second = np.diff(heights, 2)
     noise = max(1.4826 * float(np.median(np.abs(second))) / math.sqrt(6), 1e-3 * float(np.abs(heights).max()), 1e-9)
-    noise = max(noise, float(np.std(levels[lowest:] - np.linspace(levels[lowest], end, len(levels) - lowest))))
     chance = two_sided(rise / noise) * len(heights) / width
-    if rise < least or rise <= 0 or chance * of > ALARM * 5 or (levels[-width:] < levels[lowest] + rise / 2).any():
+    if rise < least or rise <= 0 or chance * of > ALARM or (levels[-width:] < levels[lowest] + rise / 2).any():
         return
     best, last = (float(np.exp(x)) if is_error else -float(x) for x in (levels[lowest], end))
     began = lowest + int(np.argmax(levels[lowest:] >= levels[lowest] + rise / 4))
@@ -211,7 +236,9 @@ def _from_nothing(column: _Column) -> Iterator[ColumnFinding]:
 
 
 def _not_finite(run: Run, column: _Column) -> Iterator[ColumnFinding]:
-    """Values that are NaN or infinite after finite ones."""
+    """Values that are NaN or infinite after finite ones; those of the gradient norm are incidents, or overflows."""
+    if column.signal == "grad_norm":
+        return
     steps, values = run.series(column.signal)
     bad = ~np.isfinite(values)
     if len(values) == len(column.values) or not bad.any():
@@ -231,15 +258,36 @@ def _not_finite(run: Run, column: _Column) -> Iterator[ColumnFinding]:
     )
 
 
-def _of_families(run: Run, columns: Sequence[_Column]) -> Iterator[ColumnFinding]:
-    """Siblings that were the same and part."""
-    for family in families(run, [column.signal for column in columns]):
-        parted = part(family)
-        if parted is not None:
-            name, row, off = parted
-            step = int(family.steps[row])
-            text = f"{name} is not as its {len(family.names) - 1} siblings any more since step {step}: {off:.2g} apart"
-            yield ColumnFinding(signal=name, step=step, shows="parts", text=text, is_strong=True, lasts=True)
+def _of_families(run: Run, columns: Sequence[_Column], of: int) -> Iterator[ColumnFinding]:
+    """Siblings that part from the others, and those that leap alone."""
+    natures = {column.signal: column.nature for column in columns}
+    for family in families(run, [column.signal for column in columns if column.nature != "trouble"]):
+        siblings = f"its {len(family.names) - 1} siblings"
+        if (copy := copies_part(family)) is not None:
+            step = int(family.steps[copy.row])
+            text = f"{copy.signal} is not the same as {siblings} since step {step}: {copy.change.after:.2g} apart"
+            yield ColumnFinding(
+                signal=copy.signal, step=step, shows="copies-part", text=text, is_strong=True, lasts=True
+            )
+            continue
+        partings = [one for one in part(family) if one.change.chance * of <= ALARM]
+        for one in partings[:MOST_PARTINGS]:
+            step = int(family.steps[one.row])
+            more = f", and so do {len(partings) - 1} others" if len(partings) > 1 else ""
+            text = f"{one.signal} parts from {siblings} about step {step}: {_times(one.change)} against them{more}"
+            is_strong = natures[one.signal] not in ("unknown", "open", "score", "error") and family.is_numbered
+            yield ColumnFinding(signal=one.signal, step=step, shows="parts", text=text, is_strong=is_strong, lasts=True)
+        is_of_sizes = natures[family.names[0]] in ("level", "weights", "cost", "rate")
+        if is_of_sizes and (leaps := leaps_alone(family)) is not None:
+            first = int(family.steps[leaps.rows[0]])
+            text = (
+                f"{leaps.signal} leaps alone in {len(leaps.rows)} rows, first at step {first}, up to "
+                f"{leaps.highest:.3g} times as high against {siblings}"
+            )
+            lasts = bool(leaps.rows[-1] >= len(family.steps) - max(len(family.steps) // 10, FEW))
+            yield ColumnFinding(
+                signal=leaps.signal, step=first, shows="leaps-alone", text=text, is_strong=False, lasts=lasts
+            )
 
 
 def _still(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFinding]:
@@ -278,7 +326,7 @@ def _never_found(columns: Sequence[_Column], curve: LossCurve) -> Iterator[Colum
     none = [column for column in shares if column.values.max() <= NOTHING]
     if not none or len(none) < len(shares) or not _has_learned(curve):
         return
-    more = f", nor do {len(none) - 1} others" if len(none) > 1 else ""
+    more = f", as {len(none) - 1} more" if len(none) > 1 else ""
     text = f"{none[0].signal} never leaves 0 while the loss falls{more}"
     yield ColumnFinding(
         signal=none[0].signal,
@@ -296,9 +344,7 @@ def _finding(
     step = int(course.steps[change.row])
     when = "in the end" if shows == "rises" else "since"
     text = f"{column.signal} {_number(change.before)} before step {step}, {_number(change.after)} {when}: {how}"
-    return ColumnFinding(
-        signal=column.signal, step=step, shows=shows, text=text, is_strong=is_strong, lasts=True
-    )
+    return ColumnFinding(signal=column.signal, step=step, shows=shows, text=text, is_strong=is_strong, lasts=True)
 
 
 def _times(change: Change) -> str:
@@ -316,6 +362,3 @@ def named_first(findings: Sequence[ColumnFinding]) -> ColumnFinding | None:
     """The first in time of those that were not there from the beginning."""
     begun = [one for one in findings if one.shows not in ("never-moves", "never-leaves-zero")]
     return min(begun, key=lambda one: one.step, default=None)
-
-
-__all__ = ["FEWEST", "Judgement", "judged", "named_first", "replace"]

@@ -130,6 +130,30 @@ class Course:
         low, high = self._level(heights[lowest : lowest + width], up=up), self._level(heights[-width:], up=up)
         return Change(began + width // 2, low, high, min(chance, 1.0))
 
+    def decline(self, *, least: float) -> Change | None:
+        """The deepest fall after the warm-up, where it took more than a tenth of the log; it may have come back."""
+        heights = self.heights[self.young :]
+        falls = np.maximum.accumulate(heights) - heights
+        low = int(np.argmax(falls))
+        high = int(np.argmax(heights[: low + 1]))
+        if not falls[low] >= least or low - high <= self.lasting:
+            return None
+        changes = np.diff(heights)
+        usual = max(1.4826 * float(np.median(np.abs(changes - np.median(changes)))), QUIETEST / 3)
+        chance = two_sided(float(falls[low]) / (usual * math.sqrt(low - high))) * self.count / self.lasting
+        row = self.young + high
+        return Change(row, float(self.medians[row]), float(self.medians[self.young + low]), min(chance, 1.0))
+
+    def vanishes(self, *, times: float) -> Change | None:
+        """A fall to next to nothing of what there was in the first third, for more than half of the log."""
+        third = self.medians[: max(self.count // 3, 3)]
+        high = float(np.maximum.accumulate(third)[-1])
+        low = np.flatnonzero(self.medians > high / times)
+        first = int(low[-1]) + 1 if len(low) else 0
+        if high <= 0 or not 0 < first < self.count // 2:
+            return None
+        return Change(first, high, self.end(), 0.0)
+
     def _chance(self, heights: Floats, row: int, shift: float, gap: int) -> float:
         """The chance of a change by what changes over as many stretches were before it."""
         past = heights[self.young : row]

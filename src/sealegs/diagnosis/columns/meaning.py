@@ -44,17 +44,22 @@ Nature: TypeAlias = Literal[
 
 JUDGED = ("level", "weights", "loss", "error", "score", "spread", "rate", "cost", "trouble", "open")
 
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
-_HELD_OUT = frozenset("val valid validation eval test dev evaluation holdout heldout predict".split())
-_SCHEDULE = frozenset(
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
+_HELD_OUT = _words("val valid validation eval test dev evaluation holdout heldout predict")
+_SCHEDULE = _words(
     "lr rate learning momentum beta betas coef coefs coeff coefficient weighting lambda epsilon alpha temperature temp "
     "decay schedule warmup anneal annealing exploration threshold limit target config cfg args hparams budget ramp "
-    "curriculum seqlen teacher clip_range factor every interval patience capacity gamma tau num_experts top_k".split()
+    "curriculum seqlen teacher clip_range factor every interval patience capacity gamma tau num_experts top_k"
 )
-_CLOCK = frozenset(
+_CLOCK = _words(
     "epoch epochs step steps iteration iterations iter iters update updates consumed seen total cumulative elapsed eta "
     "remaining wall walltime timestamp date datetime clock progress percentage percent flops flos runtime index idx id "
-    "hash seed rank worker pid version start begin best num number n batches episodes timesteps duration".split()
+    "hash seed rank worker pid version start begin best num number n batches episodes timesteps duration"
 )
 _RATE = re.compile(
     r"(?:.*_)?(?:throughput|tflops?|mfu|hfu|wps|ups|tps|fps|sps|it_s|its_s|samples_s|images_s|tok_s|tokens_s"
@@ -64,10 +69,10 @@ _RATE = re.compile(
 _COST = re.compile(
     r"(?:.*_)?(?:time|times|seconds|secs|ms|msec|latency|mem|memory|gib|gb|mib|mb|allocated|reserved|vram|rss|wait)(?:_.*)?"
 )
-_TROUBLE = frozenset(
+_TROUBLE = _words(
     "skipped skip skips nan nans inf infs nonfinite overflow overflows underflow underflows dead dying dropped drop "
     "retries retry timeouts timeout failed failures fails faults ecc xid corrupt invalid saturated zeroed zeros stale "
-    "oom mismatch mismatched straggler stragglers duplicates duplicated repeated rejected".split()
+    "oom mismatch mismatched straggler stragglers duplicates duplicated repeated rejected"
 )
 _SCORE = re.compile(
     r"(?:.*_)?(?:acc|accs|accuracy|accuracies|map|map_?[0-9_]+|mean_average_precision|ap|precision|recall|f1|fscore"
@@ -90,11 +95,11 @@ _SPREAD = re.compile(
     r"(?:.*_)?(?:entropy|entropies|std|stds|stddev|var|variance|diversity|novelty|kl|kld|effective_rank|erank|usage"
     r"|utili[sz]ation|perplexity_of_codes|codebook_perplexity|active_units)(?:_.*)?"
 )
-_ELSEWHERE = frozenset("loss lr loss_scale reward eval_reward time".split())
+_ELSEWHERE = _words("loss lr loss_scale reward eval_reward time")
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name, in lower case: ``train/ZLoss`` is ``train z loss``."""
+    """The words of a name, in lower case: ``val/meanIoU`` is ``val mean iou``."""
     return [word for word in re.split(r"[^a-z0-9]+", _CAMEL.sub("_", name).lower()) if word]
 
 
@@ -122,6 +127,8 @@ def nature_of(name: str) -> Nature:
         return "trouble"
     if "coef" in known or "clip" in known or words[-1] in ("lr", "weight", "every", "limit", "threshold"):
         return "schedule"
+    if known & {"kl", "kld"}:
+        return "spread"
     is_size, is_spread = _SIZE.fullmatch(text) is not None, _SPREAD.fullmatch(text) is not None
     if _WEIGHTS.fullmatch(text) and (is_size or known & {"checksum", "ratio", "rms"}):
         return "weights"
