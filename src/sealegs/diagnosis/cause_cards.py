@@ -23,6 +23,7 @@ Situation: TypeAlias = Literal[
     "memory",
     "metric",
     "ranks",
+    "column",
     "policy-gradient",
     "preference",
     "gan",

@@ -113,6 +113,12 @@ class Findings:
     """The kind of run, which says by which signals it is judged first."""
     standing: tuple[Standing, ...] = ()
     """Findings beside the loss that hindsight neither clears nor explains."""
+    columns: tuple[ColumnFinding, ...] = ()
+    """What is out of the ordinary in the columns, the strong ones first, then in the order of steps."""
+    judged: tuple[str, ...] = ()
+    """The columns that were judged."""
+    unjudged: tuple[str, ...] = ()
+    """The columns that are not understood, or have too few values."""
     unseen: tuple[str, ...] = ()
     """What the resolution of this log does not show."""
     done: Done | None = None

@@ -36,7 +36,7 @@ MOST = 8
 """The most causes that are listed, besides those that are ruled out."""
 COMPARED = 100_000
 """Rows in which both sets of rules are compared: three sigma find thousands of incidents in a million."""
-ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "stopped"})
+ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "stopped", "column"})
 """Situations that a run can show although nothing happened to it."""
 STUCK = ("exactly-zero", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
 """Signs of a loss that has no right to be what it is."""
@@ -183,6 +183,8 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
         yield "memory"
     if said["ranks-differ"].holds:
         yield "ranks"
+    if any(one.is_strong for one in facts.findings.columns):
+        yield "column"
     if any(line.is_the_end for line in facts.lines):
         yield "stopped"
     if facts.findings.problems:

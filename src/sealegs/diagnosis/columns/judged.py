@@ -7,18 +7,19 @@ ways is multiplied by the number of columns, so that the rate of false alarms is
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sealegs.diagnosis.columns.levels import Change, Course, course_of, two_sided, values_of
-from sealegs.diagnosis.columns.meaning import Nature, is_clock, is_share, is_whole, nature_of
+from sealegs.diagnosis.columns.meaning import HELD_OUT, Nature, is_clock, is_share, is_whole, nature_of, words_of
 from sealegs.diagnosis.columns.siblings import copies_part, families, leaps_alone, part
 from sealegs.diagnosis.contract import ColumnFinding
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve
 from sealegs.diagnosis.first_signals.judged import SIGNALS_OF
 from sealegs.diagnosis.kind import Kind
 from sealegs.record.run import Run
+from sealegs.record.schema import SIGNALS
 
 ALARM = 0.01
 """The chance for all columns of a log together that one that is as ever is found out of the ordinary."""
@@ -106,14 +107,38 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
     for column in columns:
         found += _of_column(column, curve, of)
         found += _not_finite(run, column)
+    found = _weighed(found, columns, kind)
     found += _of_families(run, columns, of)
     found += _never_found(columns, curve)
     found += _still(columns, curve)
     strongest: dict[str, ColumnFinding] = {}
-    for one in sorted(found, key=lambda one: (not one.is_strong, one.step)):
+    for one in sorted(found, key=lambda one: (not one.is_strong, one.step, one.signal not in SIGNALS)):
         strongest.setdefault(one.signal, one)
+    slow = [one for one in strongest.values() if one.shows == "slower"]
+    for one in slow[1:]:  # they all say the same
+        del strongest[one.signal]
     names = tuple(column.signal for column in columns if column.nature != "unknown")
     return Judgement(tuple(strongest.values()), names, tuple(unjudged))
+
+
+def _weighed(found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind) -> list[ColumnFinding]:
+    """The findings, less strong where another column says more: a held-out error beside a score that is at its best is
+    too sure of itself, and episodes that get longer slow an agent down."""
+    natures = {column.signal: column.nature for column in columns}
+    turned = {one.signal for one in found if one.shows == "turns"}
+    scores = [column for column in columns if column.nature == "score" and _is_held_out(column.signal)]
+    is_at_best = bool(scores) and not any(column.signal in turned for column in scores)
+    is_at_best &= any(column.values.max() > max(column.values[0], NOTHING) for column in scores)
+
+    def counts(one: ColumnFinding) -> bool:
+        nature = natures[one.signal]
+        return not (nature == "error" and is_at_best) and (nature not in ("rate", "cost") or kind.loss_measures)
+
+    return [one if counts(one) else replace(one, is_strong=False) for one in found]
+
+
+def _is_held_out(name: str) -> bool:
+    return not HELD_OUT.isdisjoint(words_of(name))
 
 
 def _of_column(column: _Column, curve: LossCurve, of: int) -> Iterator[ColumnFinding]:
@@ -358,7 +383,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def named_first(findings: Sequence[ColumnFinding]) -> ColumnFinding | None:
-    """The first in time of those that were not there from the beginning."""
-    begun = [one for one in findings if one.shows not in ("never-moves", "never-leaves-zero")]
+def begun_first(findings: Sequence[ColumnFinding]) -> ColumnFinding | None:
+    """The first in time of those that were not so from the beginning."""
+    begun = [one for one in findings if one.shows not in ("never-moves", "never-leaves-zero", "turns", "slower")]
     return min(begun, key=lambda one: one.step, default=None)

@@ -50,7 +50,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
-_HELD_OUT = _words("val valid validation eval test dev evaluation holdout heldout predict")
+HELD_OUT = _words("val valid validation eval test dev evaluation holdout heldout predict")
+"""Words of names of what is measured on data that is not trained on."""
 _SCHEDULE = _words(
     "lr rate learning momentum beta betas coef coefs coeff coefficient weighting lambda epsilon alpha temperature temp "
     "decay schedule warmup anneal annealing exploration threshold limit target config cfg args hparams budget ramp "
@@ -133,7 +134,7 @@ def nature_of(name: str) -> Nature:
     if _WEIGHTS.fullmatch(text) and (is_size or known & {"checksum", "ratio", "rms"}):
         return "weights"
     if _LOSS.fullmatch(text):
-        return "error" if known & _HELD_OUT else "loss"
+        return "error" if known & HELD_OUT else "loss"
     if is_size and not is_spread:
         return "level"
     if is_spread:

@@ -177,7 +177,7 @@ def activations_grow(facts: Facts) -> Sign:
 
 def attention_logits_grow(facts: Facts) -> Sign:
     """Attention logits are above 50 and have doubled."""
-    names = facts.groups("attention_logit_max")
+    names = facts.family("attention_logit_max")
     if not names:
         return unlogged("attention_logit_max/<layer>")
     for name in names:
