@@ -23,7 +23,7 @@ Situation: TypeAlias = Literal[
     "memory",
     "metric",
     "ranks",
-    "growth",
+    "column",
     "policy-gradient",
     "preference",
     "gan",

@@ -11,14 +11,16 @@ import numpy as np
 from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.repeated_batch import FEW
 from sealegs.diagnosis.attempts import Treatment, treatments, without_help
-from sealegs.diagnosis.contract import Findings, Standing
+from sealegs.diagnosis.columns.judged import begun_first
+from sealegs.diagnosis.columns.meaning import words_of
+from sealegs.diagnosis.contract import ColumnFinding, Findings, Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
 from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import NUMERIC, gravity
 from sealegs.diagnosis.lines import KnownLine, known_lines
 from sealegs.diagnosis.settings import Known, known_of
-from sealegs.incidents import Incident
+from sealegs.incidents import SLOW, Incident
 from sealegs.judge import culprit_in
 from sealegs.record.run import Run
 from sealegs.vocabulary import Row
@@ -141,6 +143,11 @@ class Facts:
     def shown(self) -> Mapping[str, Standing]:
         """What stands in the first signals of its kind, by what it shows; of several the first."""
         return {one.shows: one for one in reversed(self.findings.standing) if one.shows}
+
+    def in_columns(self, shows: str, *words: str) -> ColumnFinding | None:
+        """The first finding in a column that shows this, and whose name has one of these words, if any are given."""
+        found = (one for one in self.findings.columns if one.shows == shows)
+        return next((one for one in found if not words or not set(words).isdisjoint(words_of(one.signal))), None)
 
     @cached_property
     def curve(self) -> LossCurve:
@@ -267,7 +274,9 @@ class Facts:
         begun = min(self.onset, focus.start) if self.spoilt_update is None else self.spoilt_update + 1
         jump = self.lr_jump_at_onset()
         leapt = () if jump is None else (jump.step,)
-        return int(min([begun, *under_way, *leapt, *self._stuck_before, *self._gradients_out_since]))
+        return int(
+            min([begun, *under_way, *leapt, *self._stuck_before, *self._gradients_out_since, *self._parted_before])
+        )
 
     def _over_by(self, incident: Incident) -> int:
         """The last step at which another trouble counts as the same chain: some rows after the end of an incident."""
@@ -286,6 +295,14 @@ class Facts:
             place -= 1
         since = int(np.argmax(is_out[place:])) + place if is_out[place:].any() else len(is_out)
         return [int(norms.steps[since])] if since < len(is_out) else []
+
+    @property
+    def _parted_before(self) -> list[int]:
+        """The step since which a column was out of the ordinary, to the end, where that is not long before."""
+        reach = max(SLOW, (self.onset - int(self.run.steps[0])) // 10 if len(self.run.steps) else 0)
+        strong = [one for one in self.findings.columns if one.is_strong and one.lasts]
+        first = begun_first([one for one in strong if self.onset - reach <= one.step < self.onset])
+        return [] if first is None else [first.step]
 
     @cached_property
     def spoilt_update(self) -> int | None:

@@ -41,9 +41,9 @@ MOST = 8
 """The most causes that are listed, besides those that are ruled out."""
 COMPARED = 100_000
 """Rows in which both sets of rules are compared: three sigma find thousands of incidents in a million."""
-ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "growth", "stopped"})
+ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "stopped", "column"})
 """Situations that a run can show although nothing happened to it."""
-SILENT: frozenset[Situation] = frozenset({"memory", "growth", "ranks", "drift"})
+SILENT: frozenset[Situation] = frozenset({"memory", "ranks", "drift"})
 """Situations that do harm while the training loss is as it should be."""
 LOST = ("misaligned-restart", "optimizer-reset")
 """Causes that are a part of the state that a resume did not bring back, and that every update needs."""
@@ -151,11 +151,10 @@ def _end(facts: Facts) -> str:
 
 def _beside_the_loss(weighed: Sequence[Weighed]) -> str:
     """What is wrong although the loss is as it should be: state that a resume lost and the next one loses again, data
-    that are known by heart, copies that part; weights or logits that grow without a bound, whatever the cause."""
+    that are known by heart, copies that part."""
     for item in weighed:
         is_silent = not SILENT.isdisjoint(item.card.explains) and item.card.name not in LEAVE_IT
-        is_sure = item.grade in ("established", "supported") and (is_silent or item.card.name in LOST)
-        if is_sure or (item.grade == "hypothesis" and "growth" in item.card.explains):
+        if item.grade in ("established", "supported") and (is_silent or item.card.name in LOST):
             return f"{item.card.name.replace('-', ' ')}: {item.hypothesis.evidence_for[0]}"
     return ""
 
@@ -214,9 +213,9 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
         yield "memory"
     if said["ranks-differ"].holds:
         yield "ranks"
-    if said["attention-logits-grow"].holds or (said["weights-keep-growing"].holds and said["decay-low"].holds):
-        yield "growth"
-    if said["loss-rises-with-lr"].holds and said["lr-falls-then-rises"].holds:
+    if any(one.is_strong for one in facts.findings.columns):
+        yield "column"
+    if said["loss-turns-with-lr"].holds and said["lr-falls-then-rises"].holds:
         yield "drift"
     if any(line.is_the_end for line in facts.lines):
         yield "stopped"

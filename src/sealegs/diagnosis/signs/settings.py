@@ -20,6 +20,8 @@ TINY = 1e-6
 """Learning rates up to which no run diverges by their size; policies are tuned at them."""
 FIRST_ROWS = 50
 """Rows in which a run without a warm-up shows it, or a fiftieth of the log."""
+HARDLY = 0.25
+"""Share of its fall in as many rows before that a loss must still fall not to have turned."""
 RISEN = 1.3
 """Growth of a learning rate from its lowest that is worth a look at the loss."""
 SAMPLES = 10
@@ -205,9 +207,8 @@ def lr_falls_then_rises(facts: Facts) -> Sign:
     return so(bool(turned) and is_slow and not jumped and not is_cycle, text)
 
 
-def loss_rises_with_lr(facts: Facts) -> Sign:
-    """Since its lowest after the warm-up the learning rate has risen for long, and the loss with it, while it had
-    fallen before."""
+def loss_turns_with_lr(facts: Facts) -> Sign:
+    """Since the learning rate has turned up again, the loss has hardly fallen or rises, while it fell until then."""
     rates, losses = facts.series("lr").finite, facts.loss.finite
     if len(rates.values) < 20 or len(losses.values) < 4 * SAMPLES:
         return unlogged("lr") if rates.is_empty else NOT_ASKED
@@ -215,18 +216,13 @@ def loss_rises_with_lr(facts: Facts) -> Sign:
     low = int(np.argmin(rates.values[warmed_up:])) + warmed_up
     risen = rates.values[-1] / max(rates.values[low], 1e-30)
     here = int(np.searchsorted(losses.steps, rates.steps[low]))
-    count = max(len(losses.values) // 20, SAMPLES)
-    end, there = losses.values[-count:], losses.values[max(here - count // 2, 0) : here + count // 2]
-    if risen < RISEN or len(losses.values) - here < 2 * count or len(there) < SAMPLES // 2:
+    since, count = len(losses.values) - here, max(len(losses.values) // 20, SAMPLES)
+    if risen < RISEN or since < 2 * count or here < 2 * count:
         return so(False, f"panel 2: LR {rates.values[-1]:.3g} at the end, {rates.values[low]:.3g} at its lowest")
-    noise = float(np.std(np.diff(losses.values[-4 * count :]))) / math.sqrt(2)
-    # the noise of a mean of rows that remember each other is a little larger than that of rows that do not
-    is_higher = end.mean() - there.mean() > 6 * noise / math.sqrt(len(there)) and end.mean() > 1.01 * there.mean()
-    text = (
-        f"panels 1, 2: loss {there.mean():.4g} where LR was lowest, {end.mean():.4g} in the end, at {risen:.3g} times "
-        "that LR"
-    )
-    return so(bool(is_higher), text)
+    middles = (max(here - since, count // 2), here, len(losses.values) - count // 2)
+    before, there, end = (float(np.median(losses.values[at - count // 2 : at + count // 2])) for at in middles)
+    text = f"panels 1, 2: loss {there:.4g} where LR was lowest, {end:.4g} in the end, at {risen:.3g} times that LR"
+    return so(end > there or there - end < HARDLY * (before - there), text)
 
 
 def no_warm_up(facts: Facts) -> Sign:

@@ -1,7 +1,6 @@
 """Signs of spikes: the shape of a loss that leaps, and of the gradients, tokens and activations around it."""
 
 import math
-import re
 
 import numpy as np
 
@@ -16,8 +15,6 @@ CLIMB, GROWN = 20, 1.5
 takes the loss up within a few rows."""
 CLIMBED = 4.0
 """Growth of the gradients before the loss from which on they have climbed."""
-ATTENTION_LOGITS = re.compile(r"(?=.*(?:attn|attention|qk))(?=.*logit)(?!.*(?:mean|min|std)).*")
-"""Names of columns with the largest logit of attention."""
 SURPRISING_NATS = 10.0
 """Loss of a token that the model thought all but impossible: a probability below 1 in 20,000."""
 
@@ -182,7 +179,7 @@ def activations_grow(facts: Facts) -> Sign:
 
 def attention_logits_grow(facts: Facts) -> Sign:
     """Attention logits are above 50 and have doubled."""
-    names = facts.groups("attention_logit_max") or _columns(facts, ATTENTION_LOGITS)
+    names = facts.family("attention_logit_max")
     if not names:
         return unlogged("attention_logit_max/<layer>")
     for name in names:
@@ -232,11 +229,6 @@ def is_young(facts: Facts) -> Sign:
     rows, steps = int((facts.loss.steps < facts.onset).sum()), facts.loss.steps
     early = facts.onset <= 3000 and rows <= max(len(steps) / 10, 100)
     return so(facts.focus is not None and early, f"it begins at step {facts.onset} of {steps[-1] if len(steps) else 0}")
-
-
-def _columns(facts: Facts, pattern: re.Pattern[str]) -> tuple[str, ...]:
-    """Numeric columns that have no name of ours, by theirs."""
-    return tuple(name for name in facts.run.signals if pattern.fullmatch(name.lower()) and facts.run.has_numbers(name))
 
 
 def _rows_above(facts: Facts) -> int:

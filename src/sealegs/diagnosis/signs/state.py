@@ -19,16 +19,6 @@ REWARD = re.compile(r"reward|\breturns?\b|ep_?ret|ep_rew|score")
 """Names under which loops log their objective."""
 FAR_BEYOND = 100.0
 """How many times its norm a group of weights becomes that no update has made so."""
-OF_RANK = re.compile(r"(?:^|[/_.:-])(?:rank|gpu|dp|replica|worker)[/_.:-]?\d+$")
-"""The end of the name of a column of one rank."""
-COPIES = r"param|weight|checksum|hash_sum|fingerprint"
-"""Columns that are the same on every rank, if its weights are."""
-EQUAL = 1e-4
-"""Share by which sums over the same weights may differ."""
-ALONE = 5.0
-"""How many times that of the others the gradient norm of one rank is where it leaps alone."""
-GROWN = 2.0
-"""Growth of the weights from the first tenth of a log on that is worth a look."""
 
 
 def resumed_before(facts: Facts) -> Sign:
@@ -162,7 +152,7 @@ def ranks_differ(facts: Facts) -> Sign:
     """Some ranks hold other weights than the rest."""
     series = facts.series("ranks_differ")
     if series.is_empty:
-        return _copies_part(facts)
+        return unlogged("ranks_differ")
     apart = series.values > 0
     first = series.steps[np.argmax(apart)] if apart.any() else None
     return so(
@@ -178,78 +168,8 @@ def one_rank_stands_out(facts: Facts) -> Sign:
     told = list(facts.culprits(first, last).values())
     ranks = [text for text in told if "rank" in text]
     if not told:
-        return _norm_of_one_rank(facts)
+        return unlogged("culprit")
     return so(bool(ranks), f"the worst gradient: {(ranks or told)[0]}")
-
-
-def _copies_part(facts: Facts) -> Sign:
-    """The same for columns of weights by rank, which are copies of one number."""
-    copies = {name: facts.series(name).finite for name in _by_rank(facts, COPIES)}
-    if len(copies) < 2:
-        return unlogged("ranks_differ")
-    steps = sorted(set.intersection(*(set(series.steps.tolist()) for series in copies.values())))
-    if len(steps) < NEAR:
-        return unlogged("ranks_differ")
-    values = np.stack([series.values[np.searchsorted(series.steps, steps)] for series in copies.values()])
-    spread = np.ptp(values, axis=0) / np.maximum(np.abs(values).max(axis=0), 1e-30)
-    usual = float(np.median(spread[: max(len(steps) // 20, NEAR)]))
-    apart = spread > max(100 * usual, EQUAL)
-    since = steps[int(np.argmax(apart))] if apart.any() else None
-    text = f"{', '.join(list(copies)[:2])} and so on part at step {since}, and are {spread[-1]:.2g} apart in the end"
-    return so(bool(apart.any() and apart[-NEAR:].all()), text)
-
-
-def _norm_of_one_rank(facts: Facts) -> Sign:
-    """The same for columns of gradient norms by rank."""
-    norms = {name: facts.series(name) for name in _by_rank(facts, "grad")}
-    if len(norms) < 2:
-        return unlogged("culprit")
-    steps = sorted(set.intersection(*(set(series.steps.tolist()) for series in norms.values())))
-    if not steps:
-        return unlogged("culprit")
-    values = np.stack([series.values[np.searchsorted(series.steps, steps)] for series in norms.values()])
-    highest = np.argmax(values, axis=0)
-    others = np.median(values, axis=0)
-    alone = values.max(axis=0) > ALONE * np.maximum(others, 1e-30)
-    leapt = highest[alone]
-    if not len(leapt):
-        return so(False, "the gradient norms of the ranks go together")
-    rank = int(np.bincount(leapt).argmax())
-    name, at = list(norms)[rank], np.array(steps)[alone & (highest == rank)]
-    is_one = bool((leapt == rank).mean() > 0.8)
-    near = [step for step in at.tolist() for it in facts.incidents if abs(step - it.start) <= NEAR * facts.stride]
-    text = f"panel 3: {name} leaps over the other ranks at {len(at)} steps, {', '.join(map(str, at[:4].tolist()))}"
-    return so(is_one and bool(near), text)
-
-
-def _by_rank(facts: Facts, words: str) -> tuple[str, ...]:
-    """Columns of one quantity, a column for each rank."""
-    return tuple(
-        name
-        for name in facts.run.signals
-        if OF_RANK.search(name.lower()) and re.search(words, name.lower()) and facts.run.has_numbers(name)
-    )
-
-
-def weights_keep_growing(facts: Facts) -> Sign:
-    """The norm of the weights grows to the end as fast as in the middle, and the loss is no lower for it."""
-    names = facts.family("param_norm")
-    if not names:
-        return unlogged("param_norm")
-    losses = facts.loss.finite.values
-    for name in names:
-        norms = facts.series(name).finite.values
-        if len(norms) < 8 * NEAR or len(losses) < 8 * NEAR:
-            continue
-        tenth = len(norms) // 10
-        at = {share: float(np.median(norms[share * tenth : (share + 1) * tenth])) for share in (1, 4, 6, 9)}
-        grows = at[9] > GROWN * at[1] and at[9] - at[6] > 0.6 * (at[4] - at[1])
-        part = len(losses) // 10
-        stands = float(np.median(losses[-part:])) > 0.99 * float(np.median(losses[5 * part : 6 * part]))
-        if grows:
-            text = f"panel 5: {name} {at[1]:.4g} after a tenth of the log, {at[9]:.4g} in the end, and grows on"
-            return so(stands, text + ("; the loss is no lower for it" if stands else "; the loss falls on"))
-    return so(False, "panel 5: no weights keep growing")
 
 
 def weights_grow(facts: Facts) -> Sign:

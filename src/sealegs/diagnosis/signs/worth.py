@@ -10,21 +10,21 @@ SOURCES: Mapping[str, str] = {
     "loss": "back-at-once burst-of-rows goes-on-rising heals-slowly is-young leaps-recur came-suddenly nonfinite-stays "
     "nonfinite-passes nonfinite-from-the-start nonfinite-before-any-update loss-infinite leaps-with-resume "
     "leaps-after-resume flat-from-the-start stuck-at-uniform back-at-the-start exactly-zero multiple-of-uniform level-shifts is-flat "
-    "loss-hovers falls-by-epochs loss-rises-with-lr lower-after-resume "
+    "loss-hovers falls-by-epochs loss-turns-with-lr lower-after-resume "
     "lower-after-each-resume starts-above-uniform metric-doubtful",
     "gradient norm": "gradient-many-fold gradient-calm gradient-ramps gradient-alone gradients-grow gradients-vanish "
     "gradient-first loss-first gradients-overflow zero-loss-without-gradient loss-of-nothing "
     "zero-loss-zero-gradient gradient-climbs-before climbs-with-gradients calibrates-again scaled-by-whole-number",
     "gradients by group": "infinite-in-embedding",
-    "gradients by rank": "one-rank-stands-out",
+    "gradients by rank": "one-rank-stands-out one-rank-leaps-alone",
     "learning rate": "lr-jumps lr-smooth lr-restarts lr-not-restored lr-rises lr-rises-throughout lr-rises-as-a-cosine "
     "lr-falls-then-rises lr-near-peak no-warm-up rate-is-tiny warmup-just-over step-size-jumps",
     "updates": "updates-leap updates-outgrow",
     "moments": "moments-dropped moments-kept second-moment-leaps",
-    "weights": "weights-grow weights-shrink weights-halved weights-leap weights-keep-growing weight-breaks-first "
+    "weights": "weights-grow weights-shrink weights-halved weights-leap weights-grow-on weight-breaks-first "
     "nonfinite-at-sound-weights",
     "weights of the other groups": "one-group-leaps",
-    "weights by rank": "ranks-differ",
+    "weights by rank": "ranks-differ copies-part",
     "activations": "activations-grow activation-near-limit activation-vanishes embedding-stands-out",
     "attention logits": "attention-logits-grow logits-over-exp",
     "tokens": "few-tokens-dear all-tokens-dear entropy-low entropy-high entropy-usual",

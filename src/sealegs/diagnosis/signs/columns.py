@@ -1,0 +1,27 @@
+"""Signs in columns beside the loss, by what the general judgement of columns has found in them."""
+
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, so
+
+COPIES = ("rank", "ranks", "replica", "replicas", "worker", "gpu", "device", "host", "node", "shard", "dp", "tp")
+"""Words in the names of columns that are one for each copy of the model, or for each machine."""
+
+
+def copies_part(facts: Facts) -> Sign:
+    """A number that was the same on all ranks is not any more."""
+    return _shown(facts, "copies-part", *COPIES)
+
+
+def one_rank_leaps_alone(facts: Facts) -> Sign:
+    """The norm of one rank leaps, again and again, and no other's."""
+    return _shown(facts, "leaps-alone", *COPIES)
+
+
+def weights_grow_on(facts: Facts) -> Sign:
+    """The norm of the weights grows without slowing, to a multiple, up to the end."""
+    return _shown(facts, "rises", "param", "params", "weight", "weights", "parameter")
+
+
+def _shown(facts: Facts, shows: str, *words: str) -> Sign:
+    found = facts.in_columns(shows, *words)
+    return NOT_ASKED if found is None else so(True, found.text)
