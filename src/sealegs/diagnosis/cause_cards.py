@@ -24,6 +24,8 @@ Situation: TypeAlias = Literal[
     "metric",
     "ranks",
     "column",
+    "schedule",
+    "units",
     "policy-gradient",
     "preference",
     "gan",
@@ -57,7 +59,7 @@ class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def lowers_the_rate(self) -> bool:
-        """Whether it makes the learning rate smaller: of one that is tiny, and of a loss that never moved, it is no cure."""
+        """Whether it makes the learning rate smaller, which cures no rate that is tiny and no loss that never moved."""
         return self.knob == "lr" and self.value in ("x 0.5", "decay to 0")
 
 

@@ -41,9 +41,11 @@ MOST = 8
 """The most causes that are listed, besides those that are ruled out."""
 COMPARED = 100_000
 """Rows in which both sets of rules are compared: three sigma find thousands of incidents in a million."""
-ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "stopped", "column"})
+ASIDE: frozenset[Situation] = frozenset(
+    {"metric", "memory", "stuck", "ranks", "stopped", "column", "schedule", "units"}
+)
 """Situations that a run can show although nothing happened to it."""
-SILENT: frozenset[Situation] = frozenset({"memory", "ranks", "drift"})
+SILENT: frozenset[Situation] = frozenset({"memory", "ranks", "schedule", "units"})
 """Situations that do harm while the training loss is as it should be."""
 LOST = ("misaligned-restart", "optimizer-reset")
 """Causes that are a part of the state that a resume did not bring back, and that every update needs."""
@@ -198,7 +200,12 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
             yield "elevation"
     if "drift" in facts.kinds:
         yield "drift"
-    if "overflow" in facts.kinds or said["scale-collapsed"].holds or said["gradients-underflow"].holds:
+    if (
+        "overflow" in facts.kinds
+        or said["scale-collapsed"].holds
+        or said["scale-falls"].holds
+        or said["gradients-underflow"].holds
+    ):
         yield "overflow"
     measures = facts.findings.kind.loss_measures
     unrestored = ("lr-not-restored", "scale-begins-again", *(("lower-after-resume",) if measures else ()))
@@ -215,8 +222,11 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
         yield "ranks"
     if any(one.is_strong for one in facts.findings.columns):
         yield "column"
-    if said["loss-turns-with-lr"].holds and said["lr-falls-then-rises"].holds:
-        yield "drift"
+    turns = said["loss-turns-with-lr"].holds and said["lr-falls-then-rises"].holds
+    if turns or said["lr-ends-early"].holds or said["warm-up-outlasts-the-run"].holds:
+        yield "schedule"
+    if said["train-is-multiple-of-eval"].holds:
+        yield "units"
     if any(line.is_the_end for line in facts.lines):
         yield "stopped"
     if facts.findings.problems:

@@ -13,6 +13,8 @@ RECENT = 50
 """Rows within which a repeated batch is the loader's doing; later it may be the next epoch."""
 NEEDED = 10
 """Losses on each side of a resume that a comparison needs."""
+LITTLE_LEFT = 0.25
+"""Share of the loss of the first epoch below which what is seen again and again is known by heart."""
 GAUSSIAN = 0.6745
 """The median distance of normal noise from its middle, in standard deviations."""
 FEW_RISES = 4
@@ -177,6 +179,45 @@ def falls_by_epochs(facts: Facts) -> Sign:
     """The training loss falls in steps, where the data begins again."""
     found = [incident.start for incident in facts.incidents if incident.kind == "epoch_step"]
     return so(bool(found), f"panel 1: the loss steps down at {', '.join(map(str, found[:4]))}")
+
+
+def ends_next_to_nothing(facts: Facts) -> Sign:
+    """The loss in the end is a small part of that of the first epoch, or of the first tenth of the log."""
+    losses, epochs = facts.loss.finite, facts.series("epoch").finite
+    if len(losses.values) < NEEDED * 2:
+        return NOT_ASKED
+    over = epochs.steps[epochs.values >= epochs.values[0] + 1] if len(epochs.values) else epochs.steps
+    first = losses.within(-math.inf, int(over[0])).values if len(over) else losses.values[: len(losses.values) // 10]
+    level, end = float(np.median(first)), float(np.median(losses.values[-NEEDED:]))
+    return so(0 <= end < LITTLE_LEFT * level, f"panel 1: loss {level:.4g} in the first epoch, {end:.4g} in the end")
+
+
+def train_is_multiple_of_eval(facts: Facts) -> Sign:
+    """The training loss has been a whole multiple of the held-out loss, from the first evaluation to the last."""
+    held_out, losses = facts.series("eval_loss").finite, facts.loss.finite
+    if len(held_out.values) < FEW_RISES + 2:
+        return _eval_unlogged(facts)
+    ratios = [
+        float(np.median(near)) / value
+        for step, value in zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True)
+        if value > 0 and len(near := losses.within(step - 5 * facts.stride, step + 5 * facts.stride).values)
+    ][1:]  # at first the loss falls too steeply to say
+    if len(ratios) < FEW_RISES:
+        return NOT_ASKED
+    ratio, spread = float(np.median(ratios)), float(np.ptp(np.quantile(ratios, [0.1, 0.9])))
+    is_whole = round(ratio) >= 2 and abs(ratio - round(ratio)) < 0.04 * ratio and spread < 0.1 * ratio
+    return so(is_whole, f"panel 1: the loss is {ratio:.3g} times the evaluation loss beside it, at {len(ratios)} steps")
+
+
+def multiple_is_the_accumulation(facts: Facts) -> Sign:
+    """That multiple is the number of micro-batches to a step, as the settings have it."""
+    multiple, parts = train_is_multiple_of_eval(facts), facts.known.number("accumulation")
+    if not multiple.holds:
+        return multiple
+    if parts is None:
+        return unlogged("accumulation in the settings")
+    factor = multiple.text.partition(" is ")[2].partition(" ")[0]
+    return so(round(float(factor)) == parts, f"the settings accumulate {parts:g} micro-batches")
 
 
 def lower_after_resume(facts: Facts) -> Sign:

@@ -13,6 +13,8 @@ FP16_NEAR = 6550
 """A tenth of the range of fp16: a norm over a layer's width has single values of its own size."""
 MOSTLY = 0.9
 """Share of the losses of NaN that must have no gradient, where they are those of batches without a target."""
+MANY_HALVINGS = 64.0
+"""A scale that hovers goes up and down by a few halvings."""
 FIRST_SCALE = 65536.0
 """The loss scale that torch's ``GradScaler`` begins with."""
 
@@ -317,6 +319,18 @@ def scale_is_high(facts: Facts) -> Sign:
     if not len(values):
         return unlogged("loss_scale")
     return so(bool(values[-1] >= FIRST_SCALE), f"panel 9: loss scale {values[-1]:.6g} in the end")
+
+
+def scale_falls(facts: Facts) -> Sign:
+    """The loss scale has left the level of the first half of the log for good, many halvings below it."""
+    if facts.dtype != "fp16":
+        return NOT_ASKED
+    values = facts.series("loss_scale").finite.values
+    if len(values) < 40:
+        return unlogged("loss_scale") if not len(values) else NOT_ASKED
+    usual, late = float(np.median(values[len(values) // 4 : len(values) // 2])), values[-max(len(values) // 20, 5) :]
+    text = f"panel 9: loss scale {usual:.6g} in the first half of the log, at most {late.max():.6g} in the end"
+    return so(bool(usual >= MANY_HALVINGS * late.max()), text)
 
 
 def scale_begins_again(facts: Facts) -> Sign:

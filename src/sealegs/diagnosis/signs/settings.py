@@ -16,6 +16,11 @@ CLIPS_MUON = 10.0
 """A clip up to which an orthogonalised update is made smaller: its norm is the root of its rank, which is larger."""
 OUTGROWN = 2.0
 """Growth of updates with a gradient that a second moment which keeps up does not let through for long."""
+NO_RATE, ENDED = 1e-6, 0.15
+"""Share of the peak up to which a learning rate is nothing, and of the log for which it must be so. Schedules that
+fall to 0 are there for a hundredth of the log."""
+ENDS_AT = 0.9
+"""Share of the planned steps from which on a warm-up will not end any more."""
 TINY = 1e-6
 """Learning rates up to which no run diverges by their size; policies are tuned at them."""
 FIRST_ROWS = 50
@@ -223,6 +228,29 @@ def loss_turns_with_lr(facts: Facts) -> Sign:
     before, there, end = (float(np.median(losses.values[at - count // 2 : at + count // 2])) for at in middles)
     text = f"panels 1, 2: loss {there:.4g} where LR was lowest, {end:.4g} in the end, at {risen:.3g} times that LR"
     return so(end > there or there - end < HARDLY * (before - there), text)
+
+
+def lr_ends_early(facts: Facts) -> Sign:
+    """The learning rate is at nothing for the last part of the log: the schedule was over before the run."""
+    rates = facts.series("lr").finite
+    if rates.is_empty:
+        return unlogged("lr")
+    nothing = rates.values <= NO_RATE * rates.values.max()
+    rows = len(nothing) - (int(np.flatnonzero(~nothing)[-1]) + 1 if not nothing.all() else len(nothing))
+    is_long = rows >= max(len(nothing) * ENDED, USUAL // 2)
+    since = f" since step {rates.steps[-rows]}, for {rows / len(nothing):.0%} of the log" if is_long else ""
+    return so(is_long, f"panel 2: LR {rates.values[-1]:.3g} in the end{since}")
+
+
+def warm_up_outlasts_the_run(facts: Facts) -> Sign:
+    """The learning rate still rises where the planned steps are nearly over."""
+    planned, rising = facts.known.number("steps"), lr_rises_throughout(facts)
+    if not rising.holds:
+        return rising
+    if planned is None:
+        return unlogged("the planned steps in the settings")
+    is_over = 0 < ENDS_AT * planned <= facts.last <= 1.1 * planned
+    return so(is_over, f"{rising.text}; {planned:g} steps are planned")
 
 
 def no_warm_up(facts: Facts) -> Sign:

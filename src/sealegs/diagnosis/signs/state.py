@@ -15,8 +15,14 @@ from sealegs.diagnosis.signs import settings as signs_of_settings
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 from sealegs.record.manifest import dotted
 
+OF_WEIGHTS = re.compile(r"(?!.*(?:grad|layer_?norm|rms_?norm))(?:.*[/_.])?(?:param|weight|lora|adapter).*norm")
+"""Names of columns with the norm of weights."""
 REWARD = re.compile(r"reward|\breturns?\b|ep_?ret|ep_rew|score")
 """Names under which loops log their objective."""
+COURSE = 200
+"""Rows after a resume whose course is compared with what came before."""
+STILL = 50
+"""Rows in which a norm of weights must have moved, if anything is updated."""
 FAR_BEYOND = 100.0
 """How many times its norm a group of weights becomes that no update has made so."""
 
@@ -88,6 +94,31 @@ def leaps_after_resume(facts: Facts) -> Sign:
     step, loss, usual, limit = first
     text = f"panel 1: loss {loss:.4g} at step {step}, {usual:.4g} before the resume, and leaps at step {facts.onset}"
     return so(loss <= limit and step < facts.onset <= step + NEAR, text)
+
+
+def goes_on_from_earlier(facts: Facts) -> Sign:
+    """The losses after a resume are those from an earlier step on, at the same pace: another checkpoint was loaded."""
+    for resume in facts.resumes:
+        before = facts.loss.finite.within(-math.inf, resume - 1)
+        after = facts.loss.finite.within(resume, math.inf).values[:COURSE]
+        if len(after) < COURSE // 4 or len(before.values) < 2 * len(after):
+            continue
+        noise = float(np.std(np.diff(before.values[-COURSE:]))) / math.sqrt(2)
+        rows = len(after) // NEAR * NEAR
+        now = after[:rows].reshape(-1, NEAR).mean(axis=1)
+        means = np.convolve(before.values, np.ones(NEAR) / NEAR, "valid")
+        starts = np.arange(len(means) - rows + NEAR)
+        off = np.abs(means[starts[:, None] + np.arange(0, rows, NEAR)[None, :]] - now).mean(axis=1)
+        best = int(np.argmin(off))
+        apart = noise / math.sqrt(NEAR)
+        is_off = now[0] - float(before.values[-2 * NEAR :].mean()) > 4 * apart
+        has_shape = now[0] - now[-1] > 6 * apart
+        is_earlier = len(before.values) - best > rows + NEAR
+        if is_off and has_shape and is_earlier and off[best] < 2 * apart:
+            step = int(before.steps[best])
+            text = f"panel 1: the {rows} losses after the resume at step {resume} are as those from step {step} on"
+            return so(True, f"{text}, at the same pace")
+    return so(False, "") if facts.resumes else NOT_ASKED
 
 
 def parts_restored(facts: Facts) -> Sign:
@@ -170,6 +201,20 @@ def one_rank_stands_out(facts: Facts) -> Sign:
     if not told:
         return unlogged("culprit")
     return so(bool(ranks), f"the worst gradient: {(ranks or told)[0]}")
+
+
+def weights_stand_still(facts: Facts) -> Sign:
+    """No logged norm of weights has changed by one digit, at a learning rate above 0."""
+    names = [name for name in facts.run.signals if OF_WEIGHTS.search(name.lower()) and facts.run.has_numbers(name)]
+    norms = {name: facts.series(name).finite.values for name in names}
+    logged = {name: values for name, values in norms.items() if len(values) >= STILL}
+    if not logged:
+        return unlogged("param_norm")
+    rates = facts.series("lr").finite.values
+    stands = all(values.min() == values.max() for values in logged.values())
+    is_some = any(values.max() > 0 for values in logged.values()) and (not len(rates) or rates.max() > 0)
+    name, values = next(iter(logged.items()))
+    return so(stands and is_some, f"panel 5: {name} is {values[0]:.6g} in all of {len(values)} rows")
 
 
 def weights_grow(facts: Facts) -> Sign:
