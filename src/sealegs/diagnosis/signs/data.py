@@ -121,8 +121,9 @@ def eval_flat(facts: Facts) -> Sign:
     rises = np.sort(np.diff(before).clip(min=0.0))
     noise = 2 * float(rises[-2 if len(rises) >= FEW_RISES else -1]) if len(rises) else 0.0
     moved = abs(facts.focus.peak_loss - facts.focus.usual)
-    is_flat = after.max() - before[-1] <= max(noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * before[-1])
-    return so(bool(is_flat), f"panel 1: evaluation loss {before[-1]:.4g} before, {after.max():.4g} after")
+    usual = min(float(before[-1]), float(np.median(before)))  # the last may be hit already
+    is_flat = after.max() - usual <= max(noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * usual)
+    return so(bool(is_flat), f"panel 1: evaluation loss {usual:.4g} before, {after.max():.4g} after")
 
 
 def eval_flat_meanwhile(facts: Facts) -> Sign:

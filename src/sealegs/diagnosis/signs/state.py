@@ -103,7 +103,7 @@ def goes_on_from_earlier(facts: Facts) -> Sign:
         after = facts.loss.finite.within(resume, math.inf).values[:COURSE]
         if len(after) < COURSE // 4 or len(before.values) < 2 * len(after):
             continue
-        noise = float(np.std(np.diff(before.values[-COURSE:]))) / math.sqrt(2)
+        noise = max(float(np.std(np.diff(part))) for part in (before.values[-COURSE:], after)) / math.sqrt(2)
         rows = len(after) // NEAR * NEAR
         now = after[:rows].reshape(-1, NEAR).mean(axis=1)
         means = np.convolve(before.values, np.ones(NEAR) / NEAR, "valid")
