@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sealegs.detectors.proportion import SMALLEST_SHARE
 from sealegs.diagnosis.columns.levels import Change, Course, course_of, two_sided, values_of
 from sealegs.diagnosis.columns.meaning import HELD_OUT, Nature, is_clock, is_share, is_whole, nature_of, words_of
 from sealegs.diagnosis.columns.siblings import copies_part, families, leaps_alone, part
@@ -53,6 +54,8 @@ BESIDE = {
     "moe": ("router_z_loss",),
 }
 """Signals of a kind that are judged with its first signals."""
+QUARTER = 0.25
+"""Share of a leap by which it is known to have begun."""
 NOTHING = 2e-3
 """A score that is no more has never left 0."""
 
@@ -122,16 +125,23 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
 
 
 def _weighed(found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind) -> list[ColumnFinding]:
-    """The findings, less strong where another column says more: a held-out error beside a score that is at its best is
-    too sure of itself, and episodes that get longer slow an agent down."""
+    """The findings, less strong where another column says more.
+
+    A held-out error beside a score that is at its best is of a model too sure of itself; an agent is slowed down by
+    episodes that get longer; a group that is hardly a part of the weights moves none of the others.
+    """
     natures = {column.signal: column.nature for column in columns}
     turned = {one.signal for one in found if one.shows == "turns"}
     scores = [column for column in columns if column.nature == "score" and _is_held_out(column.signal)]
     is_at_best = bool(scores) and not any(column.signal in turned for column in scores)
     is_at_best &= any(column.values.max() > max(column.values[0], NOTHING) for column in scores)
+    whole = next((float(np.median(one.values)) for one in columns if one.signal == "param_norm"), 0.0)
+    small = {one.signal for one in columns if one.nature == "weights" and one.values[-1] < SMALLEST_SHARE * whole}
 
     def counts(one: ColumnFinding) -> bool:
         nature = natures[one.signal]
+        if one.signal in small:
+            return False
         return not (nature == "error" and is_at_best) and (nature not in ("rate", "cost") or kind.loss_measures)
 
     return [one if counts(one) else replace(one, is_strong=False) for one in found]
@@ -366,10 +376,22 @@ def _never_found(columns: Sequence[_Column], curve: LossCurve) -> Iterator[Colum
 def _finding(
     column: _Column, course: Course, change: Change, shows: str, how: str, *, is_strong: bool
 ) -> ColumnFinding:
-    step = int(course.steps[change.row])
+    step = _step_of_leap(column, course, change) if shows == "leaps" else int(course.steps[change.row])
     when = "in the end" if shows == "rises" else "since"
     text = f"{column.signal} {_number(change.before)} before step {step}, {_number(change.after)} {when}: {how}"
     return ColumnFinding(signal=column.signal, step=step, shows=shows, text=text, is_strong=is_strong, lasts=True)
+
+
+def _step_of_leap(column: _Column, course: Course, change: Change) -> int:
+    """The step at which a leap begins: the first of two rows in a row that are a quarter of the way, if there are."""
+    first = int(np.searchsorted(column.steps, course.steps[max(change.row - 1, 0)]))
+    values = column.values[first : first + (course.gap + 3) * course.size]
+    before, after, heights = change.before, change.after, values
+    if course.is_positive:
+        before, after, heights = np.log(before), np.log(after), np.log(np.maximum(values, 1e-300))
+    is_over = (heights - before) / (after - before) > QUARTER
+    rows = np.flatnonzero(is_over[:-1] & is_over[1:])
+    return int(column.steps[first + rows[0]]) if len(rows) else int(course.steps[change.row])
 
 
 def _times(change: Change) -> str:

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +22,8 @@ from sealegs.record.schema import SIGNALS
 
 LEAST = 3
 """The fewest siblings, so that two say which is the third."""
-MOST_CELLS = 20_000_000
-"""Values of a family that are looked at."""
+MOST_CELLS = 3_000_000
+"""Values of a family that are looked at: of a longer log every second, third, ... row."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -66,6 +67,14 @@ class Family:
     is_numbered: bool
     """Whether they differ by a number alone: layers, ranks, experts. Groups by name differ in what they are."""
 
+    @cached_property
+    def apart(self) -> NDArray[np.float64] | None:
+        """The logarithm of each over the median of all in its row; None if some are not above zero."""
+        if not (self.values > 0).all():
+            return None
+        heights = np.log(self.values)
+        return np.asarray(heights - np.median(heights, axis=1, keepdims=True))
+
 
 def families(run: Run, names: Sequence[str]) -> Iterator[Family]:
     """The families among some columns: the same name but for the last number in it, or parts of one of our signals."""
@@ -83,10 +92,11 @@ def families(run: Run, names: Sequence[str]) -> Iterator[Family]:
     groups = [(of, True) for of in numbered.values()]
     groups += [(of, False) for of in named.values() if set(of) not in large]
     for of, is_numbered in groups:
-        if len(of) < LEAST or len(of) * len(run.steps) > MOST_CELLS:
+        if len(of) < LEAST:
             continue
         logged = np.logical_and.reduce([run.logged(name, copy=False) for name in of])
         rows = np.flatnonzero(logged)
+        rows = rows[:: -(-len(rows) * len(of) // MOST_CELLS) or 1]
         if len(rows) < FEWEST:
             continue
         values = np.stack([run.column(name, copy=False)[rows] for name in of], axis=1)
@@ -116,10 +126,9 @@ def copies_part(family: Family) -> Parting | None:
 
 def part(family: Family) -> Iterator[Parting]:
     """Siblings that leave the others for good, by their own past and by how far the others are from each other."""
-    if not (family.values > 0).all():
+    apart = family.apart
+    if apart is None:
         return
-    heights = np.log(family.values)
-    apart = heights - np.median(heights, axis=1, keepdims=True)
     end, begin = max(len(apart) // 10, 8), max(len(apart) // 3, 8)
     moved = np.abs(np.median(apart[-end:], axis=0) - np.median(apart[:begin], axis=0))
     least = math.log(PARTED)
@@ -139,11 +148,9 @@ def part(family: Family) -> Iterator[Parting]:
 
 def leaps_alone(family: Family) -> Leaps | None:
     """One of the siblings that is far above the others in some rows, and hardly any other ever is."""
-    if not family.is_numbered or not (family.values > 0).all():
+    if not family.is_numbered or family.apart is None:
         return None
-    heights = np.log(family.values)
-    apart = heights - np.median(heights, axis=1, keepdims=True)
-    apart -= np.median(apart, axis=0)
+    apart = family.apart - np.median(family.apart, axis=0)
     usual = 1.4826 * float(np.median(np.abs(apart)))
     far = apart > max(math.log(ALONE), ODD * usual)
     count = far.sum(axis=0)
