@@ -121,7 +121,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def names(self) -> tuple[str, ...]:
         """All signs that the card names, those of its remedies and tests included."""
-        asked = (name for one in (*self.remedies, *self.tests) for name in (one.unless, one.when))
+        conditions: tuple[Remedy | Test, ...] = (*self.remedies, *self.tests)
+        asked = (name for one in conditions for name in (one.unless, one.when))
         return (*self.signs, *filter(None, asked))
 
 

@@ -116,8 +116,8 @@ def diagnose(
     facts = Facts(findings, rules)
     path, unanswered = walk(facts)
     weighed = rank(facts)
-    if findings.verdict == "healthy" and (told := _beside_the_loss(weighed)):
-        findings = replace(findings, verdict="watch", because=f"{told}; the training loss does not show it")
+    if findings.verdict == "healthy" and (harm := _beside_the_loss(weighed)):
+        findings = replace(findings, verdict="watch", because=f"{harm}; the training loss does not show it")
     if findings.verdict in ("healthy", "unknown") and (end := _end(facts)):
         because = f"{end}; before it, {findings.because}"
         findings = replace(findings, verdict="watch", because=because)

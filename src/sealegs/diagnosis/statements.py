@@ -26,9 +26,9 @@ def statements(facts: Facts, rules: Mapping[str, tuple[str, ...]]) -> Iterator[S
     for line in facts.lines:
         if stands(facts, line):
             text = f"the log says: {line.told(facts.last)}"
-            weight = line.known.weight
+            found = line.known
             yield from (
-                Statement(cause=each, weight=weight, text=text, source="lines") for each in line.known.speaks_for
+                Statement(cause=each, weight=found.weight, text=text, source="lines") for each in found.speaks_for
             )
             yield from (
                 Statement(cause=each, weight="against", text=text, source="lines") for each in line.known.against

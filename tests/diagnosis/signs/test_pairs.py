@@ -31,11 +31,8 @@ def flat(level: float, noise: float = 0.0, **more: Any) -> Stream:
 
 def steps_down(depth: float) -> Stream:
     """A loss that is lower from each of two resumes on."""
-    return {
-        "line": [[0, 6.0], [100, 3.6], [399, 3.2], [400, 3.2 - depth], [799, 3.0 - depth], [800, 3.0 - 2 * depth]]
-        + [[1200, 2.9 - 2 * depth]],
-        "noise": 0.008,
-    }
+    first, second = [[400, 3.2 - depth], [799, 3.0 - depth]], [[800, 3.0 - 2 * depth], [1200, 2.9 - 2 * depth]]
+    return {"line": [[0, 6.0], [100, 3.6], [399, 3.2], *first, *second], "noise": 0.008}
 
 
 PAIRS: list[tuple[str, Stream, Stream]] = [
@@ -55,7 +52,8 @@ PAIRS: list[tuple[str, Stream, Stream]] = [
         "loss-turns-with-lr",
         {"signals": {"loss": line([0, 6.0], [700, 2.9], [1200, 2.9], noise=0.01)}
          | {"lr": line([0, 1e-3], [700, 1e-5], [1200, 8e-4])}},
-        {"signals": {"loss": line([0, 6.0], [1200, 2.0], noise=0.01), "lr": line([0, 1e-3], [700, 1e-5], [1200, 8e-4])}},
+        {"signals": {"loss": line([0, 6.0], [1200, 2.0], noise=0.01)}
+         | {"lr": line([0, 1e-3], [700, 1e-5], [1200, 8e-4])}},
     ),
     (
         "no-warm-up",
@@ -86,7 +84,7 @@ PAIRS: list[tuple[str, Stream, Stream]] = [
     ),
     (
         "scale-falls",
-        {"dtype": "fp16", "signals": {"loss": LOSS, "loss_scale": line([0, 65536], [700, 65536], [900, 16], [1200, 16])}},
+        {"dtype": "fp16", "signals": {"loss": LOSS, "loss_scale": line([0, 65536], [700, 65536], [900, 16])}},
         {"dtype": "fp16", "signals": {"loss": LOSS, "loss_scale": line([0, 2**32], [60, 65536], [1200, 16384])}},
     ),
     (
@@ -133,7 +131,7 @@ PAIRS: list[tuple[str, Stream, Stream]] = [
     (
         "flat-from-the-start",
         {"steps": 2000, "signals": {"loss": flat(2.9, 0.01)}},
-        {"steps": 2000, "signals": {"loss": line([0, 6.0], [60, 3.0], [400, 2.0], [600, 1.9], [2000, 1.9], noise=0.01)}},
+        {"steps": 2000, "signals": {"loss": line([0, 6.0], [60, 3.0], [400, 2.0], [2000, 1.9], noise=0.01)}},
     ),
     (
         "post-norm-deep",
