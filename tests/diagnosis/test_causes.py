@@ -56,6 +56,8 @@ WANTED = [
     "hard-batch",
     "memorisation",
     "plateau",
+    "schedule-ends-early",
+    "nothing-is-updated",
 ]
 
 
