@@ -49,6 +49,8 @@ SILENT: frozenset[Situation] = frozenset({"memory", "ranks", "schedule", "units"
 """Situations that do harm while the training loss is as it should be."""
 LOST = ("misaligned-restart", "optimizer-reset")
 """Causes that are a part of the state that a resume did not bring back, and that every update needs."""
+UNITS = ("train-is-multiple-of-eval", "train-in-bits")
+"""Signs of a training loss and a held-out loss that are not in the same units."""
 STUCK = ("exactly-zero", "zero-loss-zero-gradient", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
 """Signs of a loss that has no right to be what it is."""
 FIRST: tuple[Situation, ...] = ("policy-gradient", "preference", "gan", "moe", "low-precision")
@@ -116,7 +118,7 @@ def diagnose(
     facts = Facts(findings, rules)
     path, unanswered = walk(facts)
     weighed = rank(facts)
-    if findings.verdict == "healthy" and (harm := _beside_the_loss(weighed)):
+    if findings.verdict == "healthy" and (harm := _beside_the_loss(facts, weighed)):
         findings = replace(findings, verdict="watch", because=f"{harm}; the training loss does not show it")
     if findings.verdict in ("healthy", "unknown") and (end := _end(facts)):
         because = f"{end}; before it, {findings.because}"
@@ -151,14 +153,20 @@ def _end(facts: Facts) -> str:
     return next((f"the log ends: {line.text}" for line in facts.lines if line.is_the_end), "")
 
 
-def _beside_the_loss(weighed: Sequence[Weighed]) -> str:
+def _beside_the_loss(facts: Facts, weighed: Sequence[Weighed]) -> str:
     """What is wrong although the loss is as it should be: state that a resume lost and the next one loses again, data
-    that are known by heart, copies that part."""
+    that are known by heart, copies that part. Losses in two units are wrong whatever the cause."""
+    are_of_two_units = _in_two_units(facts)
     for item in weighed:
         is_silent = not SILENT.isdisjoint(item.card.explains) and item.card.name not in LEAVE_IT
-        if item.grade in ("established", "supported") and (is_silent or item.card.name in LOST):
+        is_sure = item.grade in ("established", "supported") and (is_silent or item.card.name in LOST)
+        if is_sure or (item.grade == "hypothesis" and are_of_two_units and "units" in item.card.explains):
             return f"{item.card.name.replace('-', ' ')}: {item.hypothesis.evidence_for[0]}"
     return ""
+
+
+def _in_two_units(facts: Facts) -> bool:
+    return any(registry.SIGNS[name](facts).holds for name in UNITS)
 
 
 def rank(facts: Facts) -> tuple[Weighed, ...]:
@@ -225,7 +233,7 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
     turns = said["loss-turns-with-lr"].holds and said["lr-falls-then-rises"].holds
     if turns or said["lr-ends-early"].holds or said["warm-up-outlasts-the-run"].holds:
         yield "schedule"
-    if said["train-is-multiple-of-eval"].holds:
+    if any(said[name].holds for name in UNITS):
         yield "units"
     if any(line.is_the_end for line in facts.lines):
         yield "stopped"
@@ -303,7 +311,7 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         change = announced_change(facts.run, rise)
         return f"Leave it: {change}." if change else CHANGED.format(step=rise.start)
     top = likely[0]
-    if facts.findings.verdict == "healthy" and set(top.card.explains) == {"metric"}:
+    if facts.findings.verdict == "healthy" and "metric" in top.card.explains and not _in_two_units(facts):
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."
     asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
     if top.card.name in LEAVE_IT and top.grade != "hypothesis" and not asks:

@@ -106,17 +106,29 @@ PAIRS: list[tuple[str, Stream, Stream]] = [
     ),
     (
         "train-is-multiple-of-eval",
-        {"signals": {"loss": line([0, 24.0], [200, 12.0], [1200, 10.0], noise=0.01)}
-         | {"eval_loss": line([0, 6.0], [200, 3.0], [1200, 2.5], every=100)}},
+        {"signals": {"loss": line([0, 24.0], [200, 14.0], [1200, 10.0], noise=0.01)}
+         | {"eval_loss": line([0, 6.0], [200, 3.5], [1200, 2.5], every=100)}},
         {"signals": {"loss": line([0, 6.0], [200, 5.0], [1200, 2.5], noise=0.01)}
-         | {"eval_loss": line([0, 6.0], [200, 3.0], [1200, 2.5], every=100)}},
+         | {"eval_loss": line([0, 6.0], [200, 3.5], [1200, 2.5], every=100)}},
+    ),
+    (
+        "train-in-bits",
+        {"signals": {"loss": line([0, 6.0], [200, 5.05], [1200, 3.607], noise=0.005)}
+         | {"eval_loss": line([0, 6.0], [200, 3.5], [1200, 2.5], every=100)}},
+        {"signals": {"loss": line([0, 6.0], [200, 4.5], [1200, 2.6], noise=0.005)}
+         | {"eval_loss": line([0, 6.0], [200, 3.5], [1200, 2.5], every=100)}},
+    ),
+    (
+        "rate-above-its-setting",
+        {"signals": {"loss": LOSS, "lr": line([0, 0.0], [100, 8e-4], [1200, 1e-4])}, "settings": {"lr": 1e-4}},
+        {"signals": {"loss": LOSS, "lr": line([0, 0.0], [100, 1e-4], [1200, 1e-5])}, "settings": {"lr": 1e-4}},
     ),
     (
         "multiple-is-the-accumulation",
-        {"signals": {"loss": line([0, 24.0], [200, 12.0], [1200, 10.0], noise=0.01)}
-         | {"eval_loss": line([0, 6.0], [200, 3.0], [1200, 2.5], every=100)}, "settings": {"accumulation": 4}},
-        {"signals": {"loss": line([0, 24.0], [200, 12.0], [1200, 10.0], noise=0.01)}
-         | {"eval_loss": line([0, 6.0], [200, 3.0], [1200, 2.5], every=100)}, "settings": {"accumulation": 8}},
+        {"signals": {"loss": line([0, 24.0], [200, 14.0], [1200, 10.0], noise=0.01)}
+         | {"eval_loss": line([0, 6.0], [200, 3.5], [1200, 2.5], every=100)}, "settings": {"accumulation": 4}},
+        {"signals": {"loss": line([0, 24.0], [200, 14.0], [1200, 10.0], noise=0.01)}
+         | {"eval_loss": line([0, 6.0], [200, 3.5], [1200, 2.5], every=100)}, "settings": {"accumulation": 8}},
     ),
     (
         "lower-after-each-resume",

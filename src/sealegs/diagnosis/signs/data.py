@@ -17,6 +17,8 @@ LITTLE_LEFT = 0.25
 """Share of the loss of the first epoch below which what is seen again and again is known by heart."""
 GAUSSIAN = 0.6745
 """The median distance of normal noise from its middle, in standard deviations."""
+FELL = 1.2
+"""How far the held-out loss must have come down for a constant ratio to say something."""
 FEW_RISES = 4
 """Evaluations before the trouble from which on one may be left out."""
 AGAIN, AGAIN_SHARE = 2, 0.5
@@ -114,7 +116,7 @@ def eval_flat(facts: Facts) -> Sign:
     held_out = facts.series("eval_loss").finite
     before = held_out.within(-math.inf, facts.onset).values[-6:]
     after = held_out.within(facts.onset + 1, math.inf).values[:3]
-    if not len(before) or not len(after):
+    if len(before) < 2 or not len(after):
         return _eval_unlogged(facts)
     # Its noise is how far it rose before: the differences of a steeply falling loss are large, but not noise. The
     # largest of several rises is left out: it may be the first evaluation that the trouble has hit.
@@ -194,20 +196,38 @@ def ends_next_to_nothing(facts: Facts) -> Sign:
 
 
 def train_is_multiple_of_eval(facts: Facts) -> Sign:
-    """The training loss has been a whole multiple of the held-out loss, from the first evaluation to the last."""
+    """The training loss has been a whole multiple of the held-out loss all along, while both fell."""
+    ratio, text = _train_to_eval(facts)
+    if isinstance(text, Sign):
+        return text
+    return so(round(ratio) >= 2 and abs(ratio - round(ratio)) < 0.04 * ratio, text)
+
+
+def train_in_bits(facts: Facts) -> Sign:
+    """The training loss has been the held-out loss times 1 / ln 2, or ln 2, all along: bits and nats."""
+    ratio, text = _train_to_eval(facts)
+    if isinstance(text, Sign):
+        return text
+    return so(any(abs(ratio - of) < 0.015 * of for of in (math.log(2), 1 / math.log(2))), text)
+
+
+def _train_to_eval(facts: Facts) -> tuple[float, str | Sign]:
+    """How many times the held-out loss the training loss is, all along, and the sentence; or why that is not known."""
     held_out, losses = facts.series("eval_loss").finite, facts.loss.finite
     if len(held_out.values) < FEW_RISES + 2:
-        return _eval_unlogged(facts)
-    ratios = [
-        float(np.median(near)) / value
+        return math.nan, _eval_unlogged(facts)
+    pairs = [
+        (float(np.median(near)) / value, value)
         for step, value in zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True)
         if value > 0 and len(near := losses.within(step - 5 * facts.stride, step + 5 * facts.stride).values)
     ][1:]  # at first the loss falls too steeply to say
-    if len(ratios) < FEW_RISES:
-        return NOT_ASKED
+    if len(pairs) < FEW_RISES:
+        return math.nan, NOT_ASKED
+    ratios, values = np.array(pairs).T
     ratio, spread = float(np.median(ratios)), float(np.ptp(np.quantile(ratios, [0.1, 0.9])))
-    is_whole = round(ratio) >= 2 and abs(ratio - round(ratio)) < 0.04 * ratio and spread < 0.1 * ratio
-    return so(is_whole, f"panel 1: the loss is {ratio:.3g} times the evaluation loss beside it, at {len(ratios)} steps")
+    if spread > 0.1 * ratio or values.max() < FELL * values.min():
+        return math.nan, NOT_ASKED
+    return ratio, f"panel 1: the loss is {ratio:.3g} times the evaluation loss beside it, at {len(ratios)} steps"
 
 
 def multiple_is_the_accumulation(facts: Facts) -> Sign:

@@ -253,6 +253,18 @@ def warm_up_outlasts_the_run(facts: Facts) -> Sign:
     return so(is_over, f"{rising.text}; {planned:g} steps are planned")
 
 
+def rate_above_its_setting(facts: Facts) -> Sign:
+    """The learning rate at its highest is a whole multiple of the one in the settings: by ranks, or by accumulation."""
+    told, rates = facts.known.number("lr"), facts.series("lr").finite.values
+    if rates.size == 0 or told is None or told <= 0:
+        return unlogged("lr" if rates.size == 0 else "the learning rate in the settings")
+    factor = float(rates.max()) / told
+    is_whole = math.isfinite(factor) and round(factor) >= 2 and abs(factor - round(factor)) < 0.01 * factor
+    return so(
+        is_whole, f"panel 2: LR {rates.max():.3g} at its highest, {factor:.3g} times the {told:.3g} of the settings"
+    )
+
+
 def no_warm_up(facts: Facts) -> Sign:
     """The trouble begins in the first steps, and the learning rate had no warm-up: by the settings, or as logged."""
     steps, rates = facts.known.number("warmup_steps"), facts.series("lr").finite

@@ -34,12 +34,12 @@ SOURCES: Mapping[str, str] = {
     "same-batch-bad-again same-batch-other-loss finite-again",
     "sources of the data": "sources-change",
     "held-out loss": "eval-flat eval-flat-meanwhile eval-rises eval-turns eval-plateau eval-flat-at-resumes "
-    "train-is-multiple-of-eval",
+    "train-is-multiple-of-eval train-in-bits",
     "loss scale": "scale-begins-again scale-falls scale-collapsed scale-is-high scale-moves scale-stands-still",
     "lost gradients": "gradients-underflow",
     "settings": "beta2-long beta2-short clip-off decay-high decay-low eps-zero init-wide log-loss-naive "
     "log-loss-sound softmax-naive post-norm-deep muon-is-clipped is-fp16 is-not-fp16 settings-change "
-    "infinite-norm-clipped multiple-is-the-accumulation",
+    "infinite-norm-clipped multiple-is-the-accumulation rate-above-its-setting",
     "resume": "resumed-before parts-restored versions-change",
     "reward": "reward-falls reward-flat reward-rises reward-logged groups-without-spread nothing-to-learn",
     "held-out reward": "held-out-reward-falls",
