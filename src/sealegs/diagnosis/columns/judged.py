@@ -13,7 +13,7 @@ import numpy as np
 
 from sealegs.detectors.proportion import SMALLEST_SHARE
 from sealegs.diagnosis.columns.levels import Change, Course, course_of, two_sided, values_of
-from sealegs.diagnosis.columns.meaning import HELD_OUT, Nature, is_clock, is_share, is_whole, nature_of, words_of
+from sealegs.diagnosis.columns.meaning import Nature, is_clock, is_share, is_whole, nature_of, words_of
 from sealegs.diagnosis.columns.siblings import copies_part, families, leaps_alone, part
 from sealegs.diagnosis.contract import ColumnFinding
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve
@@ -42,6 +42,8 @@ VANISHED = 200.0
 """How many times less is nothing, of what says how much there is of something."""
 WORSE = 1.03
 """Times its lowest that a held-out error must be in the end to have turned."""
+MUCH_WORSE = 1.05
+"""The same for a run to be one to watch."""
 LOST = 0.2
 """Share of what was gained that a held-out score must have lost."""
 UNSLOWED = 0.85
@@ -132,7 +134,7 @@ def _weighed(found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind)
     """
     natures = {column.signal: column.nature for column in columns}
     turned = {one.signal for one in found if one.shows == "turns"}
-    scores = [column for column in columns if column.nature == "score" and _is_held_out(column.signal)]
+    scores = [column for column in columns if column.nature == "score" and "train" not in words_of(column.signal)]
     is_at_best = bool(scores) and not any(column.signal in turned for column in scores)
     is_at_best &= any(column.values.max() > max(column.values[0], NOTHING) for column in scores)
     whole = next((float(np.median(one.values)) for one in columns if one.signal == "param_norm"), 0.0)
@@ -145,10 +147,6 @@ def _weighed(found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind)
         return not (nature == "error" and is_at_best) and (nature not in ("rate", "cost") or kind.loss_measures)
 
     return [one if counts(one) else replace(one, is_strong=False) for one in found]
-
-
-def _is_held_out(name: str) -> bool:
-    return not HELD_OUT.isdisjoint(words_of(name))
 
 
 def _of_column(column: _Column, curve: LossCurve, of: int) -> Iterator[ColumnFinding]:
@@ -250,8 +248,9 @@ def _turns(column: _Column, of: int) -> Iterator[ColumnFinding]:
     began = lowest + int(np.argmax(levels[lowest:] >= levels[lowest] + rise / 4))
     best_step = int(column.steps[lowest + width // 2])
     text = f"{column.signal} {_number(best)} at its best, at step {best_step}, {_number(last)} in the end"
+    is_strong = not is_error or rise >= math.log(MUCH_WORSE)
     yield ColumnFinding(
-        signal=column.signal, step=int(column.steps[began]), shows="turns", text=text, is_strong=True, lasts=True
+        signal=column.signal, step=int(column.steps[began]), shows="turns", text=text, is_strong=is_strong, lasts=True
     )
 
 
