@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-
 from tests.diagnosis.columns.healthy_columns import Random, by_rank, by_source, held_out, norms, of_training
 from tests.diagnosis.healthy_kinds import Floats, Signals, noisy
 

@@ -1,14 +1,13 @@
 """A generator in, the columns of a healthy run out: dozens of them, of every nature, none of which means anything.
 
-Lengths, levels, noise and courses are drawn from the seed. Noise is heavy-tailed, remembers itself and wanders; warm-ups,
-schedules, decays, epochs, stalls of the machine and evaluations now and then are all there.
+Lengths, levels, noise and courses are drawn from the seed. Noise is heavy-tailed, remembers itself and wanders;
+warm-ups, schedules, decays, stalls of the machine and evaluations now and then are all there.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
-
 from tests.diagnosis.healthy_kinds import Floats, Signals, noisy, wander
 
 Random: TypeAlias = np.random.Generator

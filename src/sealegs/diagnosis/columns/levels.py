@@ -128,12 +128,15 @@ class Course:
         return Change(began + width // 2, low, high, min(chance, 1.0))
 
     def decline(self, *, least: float) -> Change | None:
-        """The deepest fall after the warm-up, where it took more than a quarter of the log; it may have come back."""
+        """The deepest fall after the warm-up, where it took more than a quarter of the log and came bit by bit; it may
+        have come back."""
         heights = self.heights[self.young :]
         falls = np.maximum.accumulate(heights) - heights
         low = int(np.argmax(falls))
         high = int(np.argmax(heights[: low + 1]))
         if not falls[low] >= least or low - high <= self.count / 4:
+            return None
+        if -np.diff(heights[high : low + 1]).min() > falls[low] / 2:  # at once, and early
             return None
         width = self.lasting
         levels = np.median(np.lib.stride_tricks.sliding_window_view(heights, width), axis=1)
