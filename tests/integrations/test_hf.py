@@ -136,7 +136,7 @@ def test_the_run_folder_is_complete(faulted: tuple[Any, Path, Digests], capsys: 
     framework = next(event for event in run.events if event.kind == "framework")
     assert framework.detail["name"] == "transformers.Trainer"
     assert check.main([str(folder)]) == 0
-    assert "nan" in capsys.readouterr().out.lower()
+    assert f"not finite at step {NAN}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_verdicts_and_weights_are_those_of_a_loop_by_hand(faulted: tuple[Any, Path, Digests], tmp_path: Path) -> None:
