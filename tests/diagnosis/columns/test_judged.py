@@ -14,7 +14,7 @@ from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.curve.loss_curve import curve_of
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import look
-from sealegs.diagnosis.kind import kind_of
+from sealegs.diagnosis.kind import Kind, kind_of
 from sealegs.diagnosis.rank import situations
 from sealegs.diagnosis.signs import registry
 from sealegs.diagnosis.signs.columns import copies_part, held_out_turns, one_rank_leaps_alone, weights_grow_on
@@ -186,3 +186,35 @@ def test_experts_that_die_one_by_one_are_counted() -> None:
     (one,) = [one for one in found.standing if one.shows == "experts-die"]
     assert one.step == 500
     assert found.verdict == "watch"
+
+
+def test_gradients_that_stop_or_never_come() -> None:
+    random, made = calm()
+    rows = np.arange(1000)
+    for layer in range(4):
+        made[f"grad_norm/layer_{layer}"] = noisy(random, np.ones(1000), 0.2)
+    made["grad_norm/layer_2"][rows >= 700] = 0
+    made["grad_norm/layer_3"] = np.zeros(1000)
+    found = {one.signal: one for one in judgement(run_with(made)).findings}
+    assert set(found) == {"grad_norm/layer_2", "grad_norm/layer_3"}
+    assert (found["grad_norm/layer_2"].shows, found["grad_norm/layer_2"].step) == ("vanishes", 700)
+    assert (found["grad_norm/layer_3"].shows, found["grad_norm/layer_3"].is_strong) == ("never-moves", True)
+    tuned = judged(run := run_with(made), curve_of(run), Kind(name="fine-tuning"))
+    assert not next(one for one in tuned.findings if one.signal == "grad_norm/layer_3").is_strong, "frozen on purpose"
+
+
+def test_a_score_that_never_changes() -> None:
+    _, made = calm()
+    is_there = np.arange(1000) % 40 == 0
+    made["eval/accuracy"] = np.where(is_there, 0.3125, np.nan)
+    (one,) = judgement(run_with(made)).findings
+    assert one.text == "eval/accuracy never leaves 0.3125 while the loss falls"
+    made["eval/accuracy"] = np.where(is_there, 1.0, np.nan)
+    assert not judgement(run_with(made)).findings, "a full score is no fault"
+
+
+def test_counts_that_are_always_there_may_leap() -> None:
+    random, made = calm()
+    made["num-zeros"] = np.round(noisy(random, np.where(np.arange(1000) < 700, 1e5, 2e6), 0.1))
+    (one,) = judgement(run_with(made)).findings
+    assert (one.shows, one.step, one.is_strong) == ("leaps", 700, True)

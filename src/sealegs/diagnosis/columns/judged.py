@@ -30,9 +30,9 @@ FEW = 8
 SUMMARY = 3
 """Fewer values are a summary at the end, and no column."""
 
-LEAPS = {"level": 3.0, "weights": 2.0, "loss": 1.5, "cost": 1.5, "open": 5.0}
+LEAPS = {"level": 3.0, "trouble": 3.0, "weights": 2.0, "loss": 1.5, "cost": 1.5, "open": 5.0}
 """Times as high at once that is worth a word, where everything after is beyond everything before."""
-RISES = {"level": 10.0, "weights": 2.5, "loss": 2.0, "cost": 1.5}
+RISES = {"level": 10.0, "trouble": 10.0, "weights": 2.5, "loss": 2.0, "cost": 1.5}
 """Times its lowest after the warm-up, however slowly."""
 MOST_PARTINGS = 1
 """Siblings of one family that are told one by one."""
@@ -56,6 +56,12 @@ BESIDE = {
     "moe": ("router_z_loss",),
 }
 """Signals of a kind that are judged with its first signals."""
+LONG_STILL = 20
+"""Rows in which a norm that never moves has not just been rounded."""
+ADDED = frozenset(["lora", "adapter", "adapters", "prompt", "prefix"])
+"""Words in the names of weights that are there to be trained."""
+FULL = 0.99
+"""A score that can hardly rise."""
 QUARTER = 0.25
 """Share of a leap by which it is known to have begun."""
 NOTHING = 2e-3
@@ -115,7 +121,7 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
     found = _weighed(found, columns, kind)
     found += _of_families(run, columns, of)
     found += _never_found(columns, curve)
-    found += _still(columns, curve)
+    found += _still(columns, curve, kind)
     strongest: dict[str, ColumnFinding] = {}
     for one in sorted(found, key=lambda one: (not one.is_strong, one.step, one.signal not in SIGNALS)):
         strongest.setdefault(one.signal, one)
@@ -156,9 +162,11 @@ def _of_column(column: _Column, curve: LossCurve, of: int) -> Iterator[ColumnFin
         yield from _turns(column, of)
     elif nature == "trouble":
         yield from _from_nothing(column)
+    elif nature in ("level", "weights"):
+        yield from _to_nothing(column)
     if course is None:
         return
-    if nature in ("level", "loss", "cost", "weights"):
+    if nature in ("level", "loss", "cost", "weights", "trouble"):
         yield from _higher(column, course, of)
     if nature == "rate" and course.is_positive:
         yield from _slower(column, course, of)
@@ -269,6 +277,18 @@ def _from_nothing(column: _Column) -> Iterator[ColumnFinding]:
     yield ColumnFinding(signal=column.signal, step=step, shows="appears", text=text, is_strong=True, lasts=True)
 
 
+def _to_nothing(column: _Column) -> Iterator[ColumnFinding]:
+    """A size that is exactly 0 from a row to the end, and was not before."""
+    there = np.flatnonzero(column.values != 0)
+    lasting = max(len(column.values) // 10, FEW)
+    if not len(there) or there[-1] + 1 > len(column.values) - lasting or len(there) < max(0.9 * (there[-1] + 1), FEW):
+        return
+    step = int(column.steps[there[-1] + 1])
+    usual = float(np.median(column.values[: there[-1] + 1]))
+    text = f"{column.signal} {_number(usual)} before step {step}, exactly 0 since"
+    yield ColumnFinding(signal=column.signal, step=step, shows="vanishes", text=text, is_strong=True, lasts=True)
+
+
 def _not_finite(run: Run, column: _Column) -> Iterator[ColumnFinding]:
     """Values that are NaN or infinite after finite ones; those of the gradient norm are incidents, or overflows."""
     if column.signal == "grad_norm":
@@ -324,16 +344,19 @@ def _of_families(run: Run, columns: Sequence[_Column], of: int) -> Iterator[Colu
             )
 
 
-def _still(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFinding]:
-    """Norms of weights or updates that never move while others do, or while the loss learns nothing."""
-    norms = [column for column in columns if column.nature == "weights" and len(column.values) >= 20]
+def _still(columns: Sequence[_Column], curve: LossCurve, kind: Kind) -> Iterator[ColumnFinding]:
+    """Norms of weights or updates that never move, and gradients that never come, while others do.
+
+    In fine-tuning much is frozen on purpose, but not what was added.
+    """
+    norms = [column for column in columns if _should_move(column) and len(column.values) >= LONG_STILL]
     still = [column for column in norms if column.values.min() == column.values.max()]
-    if not still:
-        return
+    still = [column for column in still if column.nature == "weights" or column.values[0] == 0]
     others = len(norms) - len(still)
     for column in still:
-        is_added = any(word in column.signal.lower() for word in ("lora", "adapter"))
-        is_strong = is_added or others >= max(len(still), 2) or not _has_learned(curve)
+        is_added = not ADDED.isdisjoint(words_of(column.signal))
+        is_frozen = kind.name in ("fine-tuning", "preference")
+        is_strong = is_added or (not is_frozen and (others >= len(still) or not _has_learned(curve)))
         text = f"{column.signal} never moves: {_number(float(column.values[0]))} in all of {len(column.values):,} rows"
         if others:
             text += f", while {others} others do"
@@ -347,6 +370,12 @@ def _still(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFindi
         )
 
 
+def _should_move(column: _Column) -> bool:
+    """Whether it is of weights, or of gradients of a part of them."""
+    is_of_gradients = column.nature == "level" and not {"grad", "gradient", "gnorm"}.isdisjoint(words_of(column.signal))
+    return column.nature == "weights" or (is_of_gradients and column.signal != "grad_norm")
+
+
 def _has_learned(curve: LossCurve) -> bool:
     losses = curve.losses[curve.finite]
     tenth = max(len(losses) // 10, 1)
@@ -354,14 +383,15 @@ def _has_learned(curve: LossCurve) -> bool:
 
 
 def _never_found(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFinding]:
-    """Scores that never leave 0, all of them, while the loss falls."""
+    """Scores that never leave 0, or where they began, all of them, while the loss falls."""
     scores = [column for column in columns if column.nature == "score" and len(column.values) >= 20]
     shares = [column for column in scores if is_share(column.values)]
-    none = [column for column in shares if column.values.max() <= NOTHING]
+    none = [column for column in shares if column.values.max() <= NOTHING or _is_stuck(column.values)]
     if not none or len(none) < len(shares) or not _has_learned(curve):
         return
     more = f", as {len(none) - 1} more" if len(none) > 1 else ""
-    text = f"{none[0].signal} never leaves 0 while the loss falls{more}"
+    level = _number(float(np.median(none[0].values)))
+    text = f"{none[0].signal} never leaves {level} while the loss falls{more}"
     yield ColumnFinding(
         signal=none[0].signal,
         step=int(none[0].steps[0]),
@@ -370,6 +400,11 @@ def _never_found(columns: Sequence[_Column], curve: LossCurve) -> Iterator[Colum
         is_strong=True,
         lasts=True,
     )
+
+
+def _is_stuck(values: Floats) -> bool:
+    """Whether a score never changes, and is no full one."""
+    return bool(values.min() == values.max() and values[0] < FULL)
 
 
 def _finding(

@@ -142,7 +142,7 @@ def nature_of(name: str) -> Nature:
     if is_spread:
         return "spread"
     if _ERROR.fullmatch(text):
-        return "error"
+        return "error" if known & HELD_OUT else "loss"
     if _SCORE.fullmatch(text):
         return "score"
     if known & _SCHEDULE:
