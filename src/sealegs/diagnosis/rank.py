@@ -224,7 +224,8 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
     if (measures and any(said[name].holds for name in STUCK)) or said["zero-loss-without-gradient"].holds:
         yield "stuck"
     is_repeated = any(one.signal == "batch_hash" for one in facts.findings.standing)
-    if "epoch_step" in facts.kinds or (measures and said["eval-turns"].holds) or is_repeated:
+    turns = measures and (said["eval-turns"].holds or said["held-out-turns"].holds)
+    if "epoch_step" in facts.kinds or turns or is_repeated:
         yield "memory"
     if said["ranks-differ"].holds:
         yield "ranks"

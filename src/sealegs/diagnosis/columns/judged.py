@@ -13,7 +13,7 @@ import numpy as np
 
 from sealegs.detectors.proportion import SMALLEST_SHARE
 from sealegs.diagnosis.columns.levels import Change, Course, course_of, two_sided, values_of
-from sealegs.diagnosis.columns.meaning import HELD_OUT, Nature, is_clock, is_share, is_whole, nature_of, words_of
+from sealegs.diagnosis.columns.meaning import Nature, is_clock, is_share, is_whole, nature_of, words_of
 from sealegs.diagnosis.columns.siblings import copies_part, families, leaps_alone, part
 from sealegs.diagnosis.contract import ColumnFinding
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve
@@ -30,9 +30,9 @@ FEW = 8
 SUMMARY = 3
 """Fewer values are a summary at the end, and no column."""
 
-LEAPS = {"level": 3.0, "weights": 2.0, "loss": 1.5, "cost": 1.5, "open": 5.0}
+LEAPS = {"level": 3.0, "trouble": 3.0, "weights": 2.0, "loss": 1.5, "cost": 1.5, "open": 5.0}
 """Times as high at once that is worth a word, where everything after is beyond everything before."""
-RISES = {"level": 10.0, "weights": 2.5, "loss": 2.0, "cost": 1.5}
+RISES = {"level": 10.0, "trouble": 10.0, "weights": 2.5, "loss": 2.0, "cost": 1.5}
 """Times its lowest after the warm-up, however slowly."""
 MOST_PARTINGS = 1
 """Siblings of one family that are told one by one."""
@@ -42,6 +42,8 @@ VANISHED = 200.0
 """How many times less is nothing, of what says how much there is of something."""
 WORSE = 1.03
 """Times its lowest that a held-out error must be in the end to have turned."""
+MUCH_WORSE = 1.05
+"""The same for a run to be one to watch."""
 LOST = 0.2
 """Share of what was gained that a held-out score must have lost."""
 UNSLOWED = 0.85
@@ -54,6 +56,12 @@ BESIDE = {
     "moe": ("router_z_loss",),
 }
 """Signals of a kind that are judged with its first signals."""
+LONG_STILL = 20
+"""Rows in which a norm that never moves has not just been rounded."""
+ADDED = frozenset(["lora", "adapter", "adapters", "prompt", "prefix"])
+"""Words in the names of weights that are there to be trained."""
+FULL = 0.99
+"""A score that can hardly rise."""
 QUARTER = 0.25
 """Share of a leap by which it is known to have begun."""
 NOTHING = 2e-3
@@ -113,7 +121,7 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
     found = _weighed(found, columns, kind)
     found += _of_families(run, columns, of)
     found += _never_found(columns, curve)
-    found += _still(columns, curve)
+    found += _still(columns, curve, kind)
     strongest: dict[str, ColumnFinding] = {}
     for one in sorted(found, key=lambda one: (not one.is_strong, one.step, one.signal not in SIGNALS)):
         strongest.setdefault(one.signal, one)
@@ -132,7 +140,7 @@ def _weighed(found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind)
     """
     natures = {column.signal: column.nature for column in columns}
     turned = {one.signal for one in found if one.shows == "turns"}
-    scores = [column for column in columns if column.nature == "score" and _is_held_out(column.signal)]
+    scores = [column for column in columns if column.nature == "score" and "train" not in words_of(column.signal)]
     is_at_best = bool(scores) and not any(column.signal in turned for column in scores)
     is_at_best &= any(column.values.max() > max(column.values[0], NOTHING) for column in scores)
     whole = next((float(np.median(one.values)) for one in columns if one.signal == "param_norm"), 0.0)
@@ -147,10 +155,6 @@ def _weighed(found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind)
     return [one if counts(one) else replace(one, is_strong=False) for one in found]
 
 
-def _is_held_out(name: str) -> bool:
-    return not HELD_OUT.isdisjoint(words_of(name))
-
-
 def _of_column(column: _Column, curve: LossCurve, of: int) -> Iterator[ColumnFinding]:
     """What one column shows by itself."""
     course, nature = column.course, column.nature
@@ -158,9 +162,11 @@ def _of_column(column: _Column, curve: LossCurve, of: int) -> Iterator[ColumnFin
         yield from _turns(column, of)
     elif nature == "trouble":
         yield from _from_nothing(column)
+    elif nature in ("level", "weights"):
+        yield from _to_nothing(column)
     if course is None:
         return
-    if nature in ("level", "loss", "cost", "weights"):
+    if nature in ("level", "loss", "cost", "weights", "trouble"):
         yield from _higher(column, course, of)
     if nature == "rate" and course.is_positive:
         yield from _slower(column, course, of)
@@ -250,8 +256,9 @@ def _turns(column: _Column, of: int) -> Iterator[ColumnFinding]:
     began = lowest + int(np.argmax(levels[lowest:] >= levels[lowest] + rise / 4))
     best_step = int(column.steps[lowest + width // 2])
     text = f"{column.signal} {_number(best)} at its best, at step {best_step}, {_number(last)} in the end"
+    is_strong = not is_error or rise >= math.log(MUCH_WORSE)
     yield ColumnFinding(
-        signal=column.signal, step=int(column.steps[began]), shows="turns", text=text, is_strong=True, lasts=True
+        signal=column.signal, step=int(column.steps[began]), shows="turns", text=text, is_strong=is_strong, lasts=True
     )
 
 
@@ -268,6 +275,18 @@ def _from_nothing(column: _Column) -> Iterator[ColumnFinding]:
     step, end = int(column.steps[first]), float(np.median(values[-lasting:]))
     text = f"{column.signal} 0 before step {step}, {_number(end)} in the end"
     yield ColumnFinding(signal=column.signal, step=step, shows="appears", text=text, is_strong=True, lasts=True)
+
+
+def _to_nothing(column: _Column) -> Iterator[ColumnFinding]:
+    """A size that is exactly 0 from a row to the end, and was not before."""
+    there = np.flatnonzero(column.values != 0)
+    lasting = max(len(column.values) // 10, FEW)
+    if not len(there) or there[-1] + 1 > len(column.values) - lasting or len(there) < max(0.9 * (there[-1] + 1), FEW):
+        return
+    step = int(column.steps[there[-1] + 1])
+    usual = float(np.median(column.values[: there[-1] + 1]))
+    text = f"{column.signal} {_number(usual)} before step {step}, exactly 0 since"
+    yield ColumnFinding(signal=column.signal, step=step, shows="vanishes", text=text, is_strong=True, lasts=True)
 
 
 def _not_finite(run: Run, column: _Column) -> Iterator[ColumnFinding]:
@@ -325,16 +344,19 @@ def _of_families(run: Run, columns: Sequence[_Column], of: int) -> Iterator[Colu
             )
 
 
-def _still(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFinding]:
-    """Norms of weights or updates that never move while others do, or while the loss learns nothing."""
-    norms = [column for column in columns if column.nature == "weights" and len(column.values) >= 20]
+def _still(columns: Sequence[_Column], curve: LossCurve, kind: Kind) -> Iterator[ColumnFinding]:
+    """Norms of weights or updates that never move, and gradients that never come, while others do.
+
+    In fine-tuning much is frozen on purpose, but not what was added.
+    """
+    norms = [column for column in columns if _should_move(column) and len(column.values) >= LONG_STILL]
     still = [column for column in norms if column.values.min() == column.values.max()]
-    if not still:
-        return
+    still = [column for column in still if column.nature == "weights" or column.values[0] == 0]
     others = len(norms) - len(still)
     for column in still:
-        is_added = any(word in column.signal.lower() for word in ("lora", "adapter"))
-        is_strong = is_added or others >= max(len(still), 2) or not _has_learned(curve)
+        is_added = not ADDED.isdisjoint(words_of(column.signal))
+        is_frozen = kind.name in ("fine-tuning", "preference")
+        is_strong = is_added or (not is_frozen and (others >= len(still) or not _has_learned(curve)))
         text = f"{column.signal} never moves: {_number(float(column.values[0]))} in all of {len(column.values):,} rows"
         if others:
             text += f", while {others} others do"
@@ -348,6 +370,12 @@ def _still(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFindi
         )
 
 
+def _should_move(column: _Column) -> bool:
+    """Whether it is of weights, or of gradients of a part of them."""
+    is_of_gradients = column.nature == "level" and not {"grad", "gradient", "gnorm"}.isdisjoint(words_of(column.signal))
+    return column.nature == "weights" or (is_of_gradients and column.signal != "grad_norm")
+
+
 def _has_learned(curve: LossCurve) -> bool:
     losses = curve.losses[curve.finite]
     tenth = max(len(losses) // 10, 1)
@@ -355,14 +383,15 @@ def _has_learned(curve: LossCurve) -> bool:
 
 
 def _never_found(columns: Sequence[_Column], curve: LossCurve) -> Iterator[ColumnFinding]:
-    """Scores that never leave 0, all of them, while the loss falls."""
+    """Scores that never leave 0, or where they began, all of them, while the loss falls."""
     scores = [column for column in columns if column.nature == "score" and len(column.values) >= 20]
     shares = [column for column in scores if is_share(column.values)]
-    none = [column for column in shares if column.values.max() <= NOTHING]
+    none = [column for column in shares if column.values.max() <= NOTHING or _is_stuck(column.values)]
     if not none or len(none) < len(shares) or not _has_learned(curve):
         return
     more = f", as {len(none) - 1} more" if len(none) > 1 else ""
-    text = f"{none[0].signal} never leaves 0 while the loss falls{more}"
+    level = _number(float(np.median(none[0].values)))
+    text = f"{none[0].signal} never leaves {level} while the loss falls{more}"
     yield ColumnFinding(
         signal=none[0].signal,
         step=int(none[0].steps[0]),
@@ -371,6 +400,11 @@ def _never_found(columns: Sequence[_Column], curve: LossCurve) -> Iterator[Colum
         is_strong=True,
         lasts=True,
     )
+
+
+def _is_stuck(values: Floats) -> bool:
+    """Whether a score never changes, and is no full one."""
+    return bool(values.min() == values.max() and values[0] < FULL)
 
 
 def _finding(

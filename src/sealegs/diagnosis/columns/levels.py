@@ -2,7 +2,7 @@
 a change comes from that.
 
 A change is measured in what the same column has done over as many rows before, so that trends, wandering and noise are
-no news. The chance is that of a t distribution of four degrees, whose tails are heavy.
+no news. The chance is that of a t distribution of six degrees, whose tails are heavy.
 """
 
 import math
@@ -120,10 +120,7 @@ class Course:
         stays = float(heights[-width:].min()) - float(levels[lowest]) >= rise / 2
         if rise < least or not stays:
             return None
-        changes = np.diff(heights[self.young :])
-        usual = max(1.4826 * float(np.median(np.abs(changes - np.median(changes)))), QUIETEST)
-        span = max(self.count - width - lowest, 1)
-        chance = two_sided(rise / (usual * math.sqrt(span))) * self.count / width
+        chance = two_sided(rise / _unsteady(levels[self.young :], width)) * self.count / width
         half = float(levels[lowest]) + rise / 2
         row = lowest + int(np.argmax(levels[lowest:] >= half))
         began = max(int(np.flatnonzero(levels[: row + 1] <= float(levels[lowest]) + rise / 10)[-1]), 0)
@@ -131,16 +128,19 @@ class Course:
         return Change(began + width // 2, low, high, min(chance, 1.0))
 
     def decline(self, *, least: float) -> Change | None:
-        """The deepest fall after the warm-up, where it took more than a tenth of the log; it may have come back."""
+        """The deepest fall after the warm-up, where it took more than a quarter of the log and came bit by bit; it may
+        have come back."""
         heights = self.heights[self.young :]
         falls = np.maximum.accumulate(heights) - heights
         low = int(np.argmax(falls))
         high = int(np.argmax(heights[: low + 1]))
-        if not falls[low] >= least or low - high <= self.lasting:
+        if not falls[low] >= least or low - high <= self.count / 4:
             return None
-        changes = np.diff(heights)
-        usual = max(1.4826 * float(np.median(np.abs(changes - np.median(changes)))), QUIETEST / 3)
-        chance = two_sided(float(falls[low]) / (usual * math.sqrt(low - high))) * self.count / self.lasting
+        if -np.diff(heights[high : low + 1]).min() > falls[low] / 2:  # at once, and early
+            return None
+        width = self.lasting
+        levels = np.median(np.lib.stride_tricks.sliding_window_view(heights, width), axis=1)
+        chance = two_sided(float(falls[low]) / _unsteady(levels, width)) * self.count / width
         row = self.young + high
         return Change(row, float(self.medians[row]), float(self.medians[self.young + low]), min(chance, 1.0))
 
@@ -172,16 +172,25 @@ class Course:
         return at * unit
 
 
-def two_sided(t: float) -> float:
-    """The chance of a deviation of so many spreads or more, by a t distribution of four degrees.
+def _unsteady(levels: Floats, width: int) -> float:
+    """How much the change over some stretches usually differs from the change over as many before: of a steady course
+    nothing, of one that wanders as much as it goes."""
+    bends = levels[2 * width :] - 2 * levels[width:-width] + levels[: -2 * width]
+    return max(1.4826 * float(np.median(np.abs(bends))), QUIETEST) if len(bends) else math.inf
 
-    >>> round(two_sided(2.776), 3), two_sided(50) < 1e-5
+
+def two_sided(t: float) -> float:
+    """The chance of a deviation of so many spreads or more, by a t distribution of six degrees.
+
+    >>> round(two_sided(2.447), 3), two_sided(50) < 1e-7
     (0.05, True)
     """
     if t <= 0:
         return 1.0
-    share = t / math.sqrt(4 + t * t)
-    return 6 / t**4 if t > 100 else 1 - (3 * share - share**3) / 2  # beyond that, rounding is all that is left
+    if t > 30:
+        return 68 / t**6  # of the formula below, rounding is all that is left
+    share = t / math.sqrt(6 + t * t)
+    return 1 - share * (15 - 10 * share**2 + 3 * share**4) / 8
 
 
 def values_of(run: Run, signal: str) -> tuple[Indices, Floats]:

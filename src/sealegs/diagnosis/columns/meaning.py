@@ -110,6 +110,8 @@ def nature_of(name: str) -> Nature:
 
     >>> nature_of("optim/total_grad_norm"), nature_of("train/ZLoss"), nature_of("metrics/mAP50(B)")
     ('level', 'loss', 'score')
+    >>> nature_of("test-3px-error-r2"), nature_of("eval/accuracy"), nature_of("loss_of_source/web")
+    ('error', 'score', 'loss')
     >>> nature_of("max_attn_logits"), nature_of("lora_B_norm"), nature_of("consumed samples"), nature_of("foo")
     ('level', 'weights', 'clock', 'unknown')
     """
@@ -139,10 +141,10 @@ def nature_of(name: str) -> Nature:
         return "level"
     if is_spread:
         return "spread"
+    if _ERROR.fullmatch(text):
+        return "error" if known & HELD_OUT else "loss"
     if _SCORE.fullmatch(text):
         return "score"
-    if _ERROR.fullmatch(text):
-        return "error"
     if known & _SCHEDULE:
         return "schedule"
     return "clock" if known & _CLOCK else "unknown"

@@ -151,8 +151,8 @@ def leaps_alone(family: Family) -> Leaps | None:
     if not family.is_numbered or family.apart is None:
         return None
     apart = family.apart - np.median(family.apart, axis=0)
-    usual = 1.4826 * float(np.median(np.abs(apart)))
-    far = apart > max(math.log(ALONE), ODD * usual)
+    usual = 1.4826 * np.maximum(np.median(np.abs(apart), axis=0), float(np.median(np.abs(apart))))
+    far = apart > np.maximum(math.log(ALONE), ODD * usual)
     count = far.sum(axis=0)
     place = int(np.argmax(count))
     if count[place] < 2 or count[place] < 0.8 * count.sum() or count[place] > len(far) // 4:

@@ -1,5 +1,8 @@
 """Signs in columns beside the loss, by what the general judgement of columns has found in them."""
 
+import math
+
+from sealegs.diagnosis.columns.meaning import nature_of
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, so
 
@@ -20,6 +23,17 @@ def one_rank_leaps_alone(facts: Facts) -> Sign:
 def weights_grow_on(facts: Facts) -> Sign:
     """The norm of the weights grows without slowing, to a multiple, up to the end."""
     return _shown(facts, "rises", "param", "params", "weight", "weights", "parameter")
+
+
+def held_out_turns(facts: Facts) -> Sign:
+    """A held-out error ends far above its lowest, and the training loss went on falling."""
+    natures = (one for one in facts.findings.columns if one.shows == "turns" and nature_of(one.signal) == "error")
+    found = next(natures, None)
+    if found is None:
+        return NOT_ASKED
+    then, last = facts.loss.finite.within(-math.inf, found.step).values, facts.loss.finite.values
+    count = max(len(last) // 20, 1)
+    return so(len(then) > 0 and last[-count:].mean() < then[-count:].mean(), found.text)
 
 
 def _shown(facts: Facts, shows: str, *words: str) -> Sign:

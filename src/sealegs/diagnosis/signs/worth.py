@@ -34,7 +34,7 @@ SOURCES: Mapping[str, str] = {
     "same-batch-bad-again same-batch-other-loss finite-again",
     "sources of the data": "sources-change",
     "held-out loss": "eval-flat eval-flat-meanwhile eval-rises eval-turns eval-plateau eval-flat-at-resumes "
-    "train-is-multiple-of-eval train-in-bits",
+    "train-is-multiple-of-eval train-in-bits held-out-turns",
     "loss scale": "scale-begins-again scale-falls scale-collapsed scale-is-high scale-moves scale-stands-still",
     "lost gradients": "gradients-underflow",
     "settings": "beta2-long beta2-short clip-off decay-high decay-low eps-zero init-wide log-loss-naive "
