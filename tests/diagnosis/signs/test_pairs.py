@@ -186,3 +186,19 @@ def test_a_run_that_begins_anew_in_the_same_log_is_no_resume(tmp_path: Path) -> 
     causes = [{each.cause for each in diagnose(it.findings, source="", format="").hypotheses} for it in (anew, resumed)]
     assert "misaligned-restart" not in causes[0]
     assert "misaligned-restart" in causes[1]
+
+
+def test_logits_of_the_output_grow_and_those_of_attention_are_another_sign(tmp_path: Path) -> None:
+    grows = line([0, 0.0004], [200, 0.0004], [1200, 0.04], noise=0.03)
+    for name, is_of_output in (("train/ZLoss", True), ("max_attn_logits", False)):
+        facts = facts_of(tmp_path / name.replace("/", "-"), {"signals": {"loss": LOSS, name: grows}})
+        assert facts.findings.columns
+        assert (SIGNS["output-logits-grow"](facts).holds is True) is is_of_output
+
+
+def test_experts_that_die_are_seen_in_a_count_of_them_too(tmp_path: Path) -> None:
+    dies = line([0, 0.0], [500, 0.0], [501, 3.0], [800, 3.0], [801, 9.0], [1200, 9.0])
+    died = facts_of(tmp_path / "died", {"signals": {"loss": LOSS, "num_dead_experts": dies}})
+    assert SIGNS["experts-die"](died).holds
+    none = facts_of(tmp_path / "none", {"signals": {"loss": LOSS, "num_dead_experts": flat(0.0)}})
+    assert not SIGNS["experts-die"](none).holds

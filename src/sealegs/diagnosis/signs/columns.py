@@ -2,7 +2,7 @@
 
 import math
 
-from sealegs.diagnosis.columns.meaning import nature_of
+from sealegs.diagnosis.columns.meaning import nature_of, words_of
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, so
 
@@ -23,6 +23,20 @@ def one_rank_leaps_alone(facts: Facts) -> Sign:
 def weights_grow_on(facts: Facts) -> Sign:
     """The norm of the weights grows without slowing, to a multiple, up to the end."""
     return _shown(facts, "rises", "param", "params", "weight", "weights", "parameter")
+
+
+def output_logits_grow(facts: Facts) -> Sign:
+    """The output's logits, or the loss that holds their normaliser near 1, have grown many-fold."""
+    for one in facts.findings.columns:
+        words = set(words_of(one.signal))
+        is_of_output = not words & {"attn", "attention", "qk", "router", "gate", "moe"}
+        if (
+            one.shows in ("rises", "leaps")
+            and is_of_output
+            and (words & {"zloss", "logits", "logit"} or {"z", "loss"} <= words)
+        ):
+            return so(True, one.text)
+    return NOT_ASKED
 
 
 def held_out_turns(facts: Facts) -> Sign:

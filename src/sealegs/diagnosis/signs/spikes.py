@@ -13,6 +13,8 @@ CALM_FOLD = 3.0
 CLIMB, GROWN = 20, 1.5
 """Rows up to half of a rise, and growth of the gradients meanwhile, from which on it is a climb: an update or a batch
 takes the loss up within a few rows."""
+EARLY = 3000
+"""Steps, in the first quarter of a log, in which gradients that climb are of how the model was made."""
 CLIMBED = 4.0
 """Growth of the gradients before the loss from which on they have climbed."""
 SURPRISING_NATS = 10.0
@@ -199,7 +201,8 @@ def gradients_grow(facts: Facts) -> Sign:
 
 def gradient_climbs_before(facts: Facts) -> Sign:
     """Early in the run the gradient norm has climbed many-fold, from row to row, before the loss leaves its course."""
-    if facts.focus is None or not is_young(facts).holds:
+    rows = int((facts.loss.steps < facts.onset).sum())
+    if facts.focus is None or facts.onset > EARLY or rows > len(facts.loss.steps) / 4:
         return NOT_ASKED
     norms = facts.series("grad_norm").finite.within(-math.inf, facts.onset - 1).values
     if len(norms) < 2 * CLIMB:

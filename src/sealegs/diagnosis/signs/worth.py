@@ -28,6 +28,7 @@ SOURCES: Mapping[str, str] = {
     "weights of the other groups": "one-group-leaps",
     "weights by rank": "ranks-differ copies-part",
     "activations": "activations-grow activation-near-limit activation-vanishes embedding-stands-out",
+    "output logits": "output-logits-grow",
     "attention logits": "attention-logits-grow logits-over-exp",
     "tokens": "few-tokens-dear all-tokens-dear entropy-low entropy-high entropy-usual",
     "batches": "batch-repeats batches-differ data-begins-again data-not-restored same-batch-harmless "
