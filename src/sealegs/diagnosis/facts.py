@@ -515,8 +515,20 @@ class Facts:
 
     @cached_property
     def _begun_anew(self) -> frozenset[int]:
-        """The attempts that go on from none before: several runs in one log."""
-        return frozenset(one.number for one in self.run.attempts if one.parent is None)
+        """The attempts that go on from none before: several runs in one log.
+
+        So is one whose first row is the first that it could have written, where nothing but its steps tells of a resume.
+        """
+        told = {event.step for event in self.run.events if event.kind == "resume"}
+        steps, segments = self.curve.steps, self.curve.segments
+        found = []
+        for one in self.run.attempts:
+            own = steps[segments == one.number]
+            begins = len(own) > 1 and one.first <= int(np.median(np.diff(own)))
+            is_guessed = one.told_by.startswith("steps go back") and one.first not in told
+            if one.parent is None or (begins and is_guessed):
+                found.append(one.number)
+        return frozenset(found)
 
     @cached_property
     def _rolled_back_to(self) -> frozenset[int]:

@@ -188,6 +188,16 @@ def test_a_run_that_begins_anew_in_the_same_log_is_no_resume(tmp_path: Path) -> 
     assert "misaligned-restart" in causes[1]
 
 
+@pytest.mark.parametrize(("events", "resumes"), [([], ()), ([{"kind": "resume", "step": 100}], (100,))])
+def test_the_first_row_that_a_run_can_write_is_no_resume_unless_the_log_says_so(
+    events: list[Any], resumes: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The one run logs at 50, 150, ..., the other at 100, 200, ..."""
+    stream = {"first": 50, "every": 100, "steps": 3000, "resumes": [[100, 550]], "events": events}
+    signals = {"loss": line([0, 6.0], [3000, 2.0], noise=0.01), "lr": RATE}
+    assert facts_of(tmp_path / "log", {**stream, "signals": signals}).resumes == resumes
+
+
 def test_logits_of_the_output_grow_and_those_of_attention_are_another_sign(tmp_path: Path) -> None:
     grows = line([0, 0.0004], [200, 0.0004], [1200, 0.04], noise=0.03)
     for name, is_of_output in (("train/ZLoss", True), ("max_attn_logits", False)):

@@ -191,6 +191,8 @@ def ends_next_to_nothing(facts: Facts) -> Sign:
         return NOT_ASKED
     over = epochs.steps[epochs.values >= epochs.values[0] + 1] if len(epochs.values) else epochs.steps
     first = losses.within(-math.inf, int(over[0])).values if len(over) else losses.values[: len(losses.values) // 10]
+    if not len(first):
+        return NOT_ASKED
     level, end = float(np.median(first)), float(np.median(losses.values[-NEEDED:]))
     return so(0 <= end < LITTLE_LEFT * level, f"panel 1: loss {level:.4g} in the first epoch, {end:.4g} in the end")
 
