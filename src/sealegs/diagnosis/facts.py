@@ -464,7 +464,9 @@ class Facts:
 
     def lr_jump_at_onset(self) -> Jump | None:
         """A jump of the learning rate upwards shortly before the onset."""
-        first, last = self.onset - 2 * NEAR * self.stride, self.onset + 2 * self.stride
+        steps = self.series("lr").steps
+        begun = int(steps[NEAR]) if len(steps) > NEAR else math.inf  # in its first rows a rate has nothing to jump from
+        first, last = max(self.onset - 2 * NEAR * self.stride, begun), self.onset + 2 * self.stride
         return next((jump for jump in self.lr_jumps if first <= jump.step <= last and jump.after > jump.before), None)
 
     # The slow window
@@ -517,7 +519,7 @@ class Facts:
     def _begun_anew(self) -> frozenset[int]:
         """The attempts that go on from none before: several runs in one log.
 
-        So is one whose first row is the first that it could have written, where nothing but its steps tells of a resume.
+        So is one whose first row is the first that it could have written, where only its steps tell of a resume.
         """
         told = {event.step for event in self.run.events if event.kind == "resume"}
         steps, segments = self.curve.steps, self.curve.segments

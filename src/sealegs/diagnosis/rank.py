@@ -49,8 +49,8 @@ SILENT: frozenset[Situation] = frozenset({"memory", "ranks", "schedule", "units"
 """Situations that do harm while the training loss is as it should be."""
 LOST = ("misaligned-restart", "optimizer-reset")
 """Causes that are a part of the state that a resume did not bring back, and that every update needs."""
-UNITS = ("train-is-multiple-of-eval", "train-in-bits")
-"""Signs of a training loss and a held-out loss that are not in the same units."""
+UNITS = ("train-is-multiple-of-eval", "train-in-bits", "starts-far-above-uniform")
+"""Signs of a loss that is not in the units that it should be in, or of a model that begins far from where it should."""
 STUCK = ("exactly-zero", "zero-loss-zero-gradient", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
 """Signs of a loss that has no right to be what it is."""
 FIRST: tuple[Situation, ...] = ("policy-gradient", "preference", "gan", "moe", "low-precision")

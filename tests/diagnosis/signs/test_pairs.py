@@ -61,6 +61,11 @@ PAIRS: list[tuple[str, Stream, Stream]] = [
         {"signals": {"loss": EARLY, "lr": line([0, 1e-5], [100, 2e-3], [1200, 2e-4])}},
     ),
     (
+        "lr-jumps",
+        {"signals": {"loss": LEAP, "lr": RATE | {"set": [[598, 1200, 2e-2]]}}},
+        {"signals": {"loss": EARLY, "lr": line([0, 0.0], [1, 2e-3], [1200, 2e-4])}},  # what it jumps from is its start
+    ),
+    (
         "updates-outgrow",
         {"signals": {"loss": LEAP, "lr": RATE, "grad_norm": NORM | {"set": [[600, 610, 6.0]]}}
          | {"update_rms": flat(0.2, 0.03, set=[[600, 610, 0.8]])}},
@@ -122,6 +127,17 @@ PAIRS: list[tuple[str, Stream, Stream]] = [
         "rate-above-its-setting",
         {"signals": {"loss": LOSS, "lr": line([0, 0.0], [100, 8e-4], [1200, 1e-4])}, "settings": {"lr": 1e-4}},
         {"signals": {"loss": LOSS, "lr": line([0, 0.0], [100, 1e-4], [1200, 1e-5])}, "settings": {"lr": 1e-4}},
+    ),
+    (
+        "starts-far-above-uniform",
+        {"signals": {"loss": line([0, 296.0], [300, 11.0], [1200, 6.0])}, "settings": {"vocab_size": 32000}},
+        {"signals": {"loss": line([0, 12.0], [300, 6.0], [1200, 4.0], noise=0.01)}, "settings": {"vocab_size": 32000}},
+    ),
+    (
+        "multiple-by-the-settings",
+        {"signals": {"loss": line([0, 20.75], [5, 20.7], [300, 9.0], [1200, 6.0], noise=0.001)}}
+        | {"settings": {"vocab_size": 32000, "accumulation": 2}},
+        {"signals": {"loss": line([0, 296.0], [300, 11.0], [1200, 6.0])}, "settings": {"vocab_size": 32000}},
     ),
     (
         "multiple-is-the-accumulation",

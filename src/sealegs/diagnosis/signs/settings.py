@@ -23,6 +23,10 @@ ENDS_AT = 0.9
 """Share of the planned steps from which on a warm-up will not end any more."""
 TINY = 1e-6
 """Learning rates up to which no run diverges by their size; policies are tuned at them."""
+TWICE = 1.9
+"""Times the loss of guessing from which on a first loss is far above it."""
+FIRST_FEW = 5
+"""Rows in which a rate that is at its peak already had no warm-up."""
 FIRST_ROWS = 50
 """Rows in which a run without a warm-up shows it, or a fiftieth of the log."""
 HARDLY = 0.25
@@ -272,8 +276,9 @@ def no_warm_up(facts: Facts) -> Sign:
     if facts.focus is None or facts.loss.steps[0] > facts.stride or rows > max(len(facts.loss.steps) // 50, FIRST_ROWS):
         return NOT_ASKED
     if len(rates.values) >= 5:
-        is_high = bool(rates.values[0] > 0.9 * rates.values.max())
-        return so(is_high, f"panel 2: LR {rates.values[0]:.3g} in the first row, {rates.values.max():.3g} at its peak")
+        soon = float(rates.values[:FIRST_FEW].max())
+        text = f"panel 2: LR {soon:.3g} in the first {FIRST_FEW} rows, {rates.values.max():.3g} at its peak"
+        return so(soon > 0.9 * float(rates.values.max()), text)
     if steps is None:
         return unlogged("lr")
     return so(steps <= 0, f"a warm-up of {steps:g} steps, by the settings")
@@ -374,6 +379,14 @@ def starts_above_uniform(facts: Facts) -> Sign:
         losses[0] > 1.15 * math.log(vocabulary),
         f"first loss {losses[0]:.4g}, ln({vocabulary:g}) is {math.log(vocabulary):.4g}",
     )
+
+
+def starts_far_above_uniform(facts: Facts) -> Sign:
+    """The first loss is twice that of guessing, or more: no model begins so, trained or not."""
+    above, vocabulary = starts_above_uniform(facts), facts.known.number("vocabulary")
+    if not above.holds or vocabulary is None:
+        return above
+    return so(float(facts.loss.finite.values[0]) > TWICE * math.log(vocabulary), above.text)
 
 
 def post_norm_deep(facts: Facts) -> Sign:

@@ -23,6 +23,9 @@ COURSE = 200
 """Rows after a resume whose course is compared with what came before."""
 STILL = 50
 """Rows in which a norm of weights must have moved, if anything is updated."""
+NO_CHANCE, TWICE_SO = 0.15, 0.45
+"""Distance from a whole number at which a ratio is taken for one: of all ratios a third are so near. Where two signals
+must have the same ratio it may be further."""
 FAR_BEYOND = 100.0
 """How many times its norm a group of weights becomes that no update has made so."""
 
@@ -331,9 +334,20 @@ def multiple_of_uniform(facts: Facts) -> Sign:
     return so(is_whole and (parts is None or round(factor) == parts), text)
 
 
-def _is_multiple(factor: float, *, within: float) -> bool:
-    """Whether it is 2, 3, ... but for a share of itself; losses near the largest number make it infinite."""
-    return math.isfinite(factor) and round(factor) >= 2 and abs(factor - round(factor)) < within * factor
+def multiple_by_the_settings(facts: Facts) -> Sign:
+    """That multiple is the number of micro-batches to a step, as the settings have it."""
+    multiple, parts = multiple_of_uniform(facts), facts.known.number("accumulation")
+    if not multiple.holds:
+        return multiple
+    return unlogged("accumulation in the settings") if parts is None else multiple
+
+
+def _is_multiple(factor: float, *, within: float, at_most: float = NO_CHANCE) -> bool:
+    """Whether it is 2, 3, ... but for a share of itself, and nearer to it than chance would have it; losses near the
+    largest number make it infinite."""
+    if not math.isfinite(factor) or round(factor) < 2:
+        return False
+    return abs(factor - round(factor)) < min(within * factor, at_most)
 
 
 def scaled_by_whole_number(facts: Facts) -> Sign:
@@ -350,7 +364,7 @@ def scaled_by_whole_number(facts: Facts) -> Sign:
             return unlogged("grad_norm")
         ratios.append(float(np.median(after) / max(np.median(before), 1e-30)))
     whole = [max(ratio, 1 / max(ratio, 1e-30)) for ratio in ratios]
-    close = all(_is_multiple(ratio, within=0.08) for ratio in whole)
+    close = all(_is_multiple(ratio, within=0.08, at_most=TWICE_SO) for ratio in whole)
     is_same = close and round(whole[0]) == round(whole[1])
     return so(
         is_same, f"panels 1, 3: loss {ratios[0]:.3g}-fold and grad norm {ratios[1]:.3g}-fold at once, and stays so"

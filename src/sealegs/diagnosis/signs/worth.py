@@ -11,7 +11,8 @@ SOURCES: Mapping[str, str] = {
     "nonfinite-stays nonfinite-passes nonfinite-from-the-start nonfinite-before-any-update loss-infinite "
     "leaps-with-resume leaps-after-resume goes-on-from-earlier flat-from-the-start stuck-at-uniform "
     "back-at-the-start exactly-zero multiple-of-uniform level-shifts is-flat loss-hovers ends-next-to-nothing "
-    "loss-turns-with-lr lower-after-resume lower-after-each-resume starts-above-uniform metric-doubtful",
+    "loss-turns-with-lr lower-after-resume lower-after-each-resume starts-above-uniform starts-far-above-uniform "
+    "metric-doubtful",
     "gradient norm": "gradient-many-fold gradient-calm gradient-ramps gradient-alone gradients-grow "
     "gradients-vanish gradient-first loss-first gradients-overflow zero-loss-without-gradient loss-of-nothing "
     "zero-loss-zero-gradient gradient-climbs-before climbs-with-gradients calibrates-again scaled-by-whole-number",
@@ -40,7 +41,7 @@ SOURCES: Mapping[str, str] = {
     "lost gradients": "gradients-underflow",
     "settings": "beta2-long beta2-short clip-off decay-high decay-low eps-zero init-wide log-loss-naive "
     "log-loss-sound softmax-naive post-norm-deep muon-is-clipped is-fp16 is-not-fp16 settings-change "
-    "infinite-norm-clipped multiple-is-the-accumulation rate-above-its-setting",
+    "infinite-norm-clipped multiple-is-the-accumulation multiple-by-the-settings rate-above-its-setting",
     "resume": "resumed-before parts-restored versions-change",
     "reward": "reward-falls reward-flat reward-rises reward-logged groups-without-spread nothing-to-learn",
     "held-out reward": "held-out-reward-falls",
