@@ -30,7 +30,7 @@ FEW = 8
 SUMMARY = 3
 """Fewer values are a summary at the end, and no column."""
 
-LEAPS = {"level": 3.0, "trouble": 3.0, "weights": 2.0, "loss": 1.5, "cost": 1.5, "open": 5.0}
+LEAPS = {"level": 3.0, "trouble": 3.0, "weights": 3.0, "loss": 1.5, "cost": 1.5, "open": 5.0}
 """Times as high at once that is worth a word, where everything after is beyond everything before."""
 RISES = {"level": 10.0, "trouble": 10.0, "weights": 2.5, "loss": 2.0, "cost": 1.5}
 """Times its lowest after the warm-up, however slowly."""
@@ -354,6 +354,8 @@ def _still(columns: Sequence[_Column], curve: LossCurve, kind: Kind) -> Iterator
     still = [column for column in still if column.nature == "weights" or column.values[0] == 0]
     others = len(norms) - len(still)
     for column in still:
+        if others and column.signal in SIGNALS:  # of all weights: where a part moves, it is rounded
+            continue
         is_added = not ADDED.isdisjoint(words_of(column.signal))
         is_frozen = kind.name in ("fine-tuning", "preference")
         is_strong = is_added or (not is_frozen and (others >= len(still) or not _has_learned(curve)))
