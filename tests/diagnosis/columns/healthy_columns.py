@@ -38,7 +38,7 @@ def noise(random: Random, level: Floats) -> Floats:
     rows = len(level)
     memory = 0.5 * share * wander(random, rows, random.uniform(1, 20))
     drift = slow * wander(random, rows, rows / random.uniform(5, 20))
-    return noisy(random, level, share) * np.exp(memory + drift)
+    return np.asarray(noisy(random, level, share) * np.exp(memory + drift))
 
 
 def norms(random: Random, rows: int) -> Signals:

@@ -135,7 +135,7 @@ def test_signs_of_ranks_and_weights() -> None:
         made[f"checksum_norm/rank_{rank}"] = 100 + 0.01 * rows + (rank == 2) * np.where(rows < 700, 0, 1e-2)
         made[f"grad_norm/rank_{rank}"] = noisy(random, np.ones(1200), 0.03)
     made["grad_norm/rank_1"][[800, 900, 1000]] *= 80
-    made["param_norm"] = 50 + 0.5 * rows
+        made[f"checksum_norm/rank_{rank}"] = np.asarray(100 + 0.01 * rows + (1e-2 if rank == 2 else 0.0) * (rows >= 700), float)
     facts = Facts(seen(made))
     assert copies_part(facts).text.startswith("checksum_norm/rank_2 is not the same as its 3 siblings since step 700")
     assert one_rank_leaps_alone(facts).text.startswith("grad_norm/rank_1 leaps alone in 3 rows, first at step 800")
@@ -167,7 +167,7 @@ def test_the_layers_of_a_healthy_run_make_a_healthy_run() -> None:
 def test_held_out_losses_that_turn_speak_of_memory() -> None:
     random, made = calm()
     rows = np.arange(1000)
-    made["loss"] = made["loss"] * (1 - 0.5 * rows / 1000)
+    made["loss"] = np.asarray(made["loss"] * (1 - 0.5 * rows / 1000))
     made["dev/nll"] = np.where(rows % 40 == 0, noisy(random, 2 + np.abs(rows / 1000 - 0.4), 0.003), np.nan)
     facts = Facts(seen(made))
     assert held_out_turns(facts).holds
@@ -180,7 +180,7 @@ def test_held_out_losses_that_turn_speak_of_memory() -> None:
 def test_experts_that_die_one_by_one_are_counted() -> None:
     random, made = calm(2000)
     rows = np.arange(2000)
-    dead = sum((rows >= at).astype(float) for at in (500, 700, 900, 1300))
+    dead = np.searchsorted([500, 700, 900, 1300], rows, side="right").astype(float)
     found = seen({**made, "moe/num_dead_experts": dead, "router_balance_loss": noisy(random, np.ones(2000), 0.02)})
     assert "moe" in found.kind.traits
     (one,) = [one for one in found.standing if one.shows == "experts-die"]
