@@ -7,10 +7,15 @@ asks `sealegs check`. Two points: the right cause is named first with a verdict 
 the verdict fits, the page names the column and nothing wrong is said with confidence). One point: the right cause is
 in the list, or the verdict fits and the answer is an honest unknown. A wrong cause that is called established or
 supported is counted besides. The half `report` was written before the rules were touched, and is never tuned to.
+
+The second table is about grades: of the causes that are called established or supported, wherever they stand in the
+list, and of the first ones that are hypotheses, how many are right, how many are neighbours of the right one, and how
+many are wrong, with the largest share of wrong ones that so few would be no surprise of (95 %, one-sided, exact).
 """
 
 import argparse
 import inspect
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -45,6 +50,8 @@ class Scored:
     is_confidently_wrong: bool
     verdict: str
     said: str
+    graded: tuple[tuple[str, str], ...] = ()
+    """Grade and outcome (right, near, wrong) of each cause that is called sure, and of the first if it is not."""
 
 
 def half_named(name: str) -> list[Failure]:
@@ -63,7 +70,7 @@ def asked(failure: Failure, seed: int, place: Path) -> Scored:
         (place / name).write_text(text)
     more: dict[str, Any] = {}
     if evidence.settings is not None and "settings" in inspect.signature(check).parameters:
-        more["settings"] = str(place / evidence.settings)
+        more["settings"] = (place / evidence.settings,)
     try:
         diagnosis = check(str(place / evidence.main), metrics={}, pattern=None, rules="calibrated", **more)
     except SealegsError as error:
@@ -91,6 +98,7 @@ def scored(failure: Failure, seed: int, diagnosis: "Diagnosis") -> Scored:
         points = 0 if not fits else 1 + int(not is_wrong and _names_the_column(failure, diagnosis))
     if sure_and_wrong:
         points = min(points, 1)
+    sure = [each for each in ranked if each.grade in SURE] or ranked[:1]
     return Scored(
         failure=failure,
         seed=seed,
@@ -98,7 +106,16 @@ def scored(failure: Failure, seed: int, diagnosis: "Diagnosis") -> Scored:
         is_confidently_wrong=sure_and_wrong,
         verdict=findings.verdict,
         said=f"{first} ({grade}): {findings.because}",
+        graded=tuple((each.grade, outcome(failure, each.cause)) for each in sure if each.cause != "unknown"),
     )
+
+
+def outcome(failure: Failure, cause: str) -> str:
+    """Whether a cause that is named is right, a neighbour of it, or wrong."""
+    if cause in failure.right:
+        return "right"
+    is_wrong = cause not in failure.near if failure.right else cause in failure.wrong
+    return "wrong" if is_wrong else "near"
 
 
 def _names_the_column(failure: Failure, diagnosis: "Diagnosis") -> bool:
@@ -125,6 +142,33 @@ def table(answers: Sequence[Scored]) -> str:
     return "\n".join(lines)
 
 
+def reliability(answers: Sequence[Scored]) -> str:
+    """How often what is said with each grade is right, as Markdown."""
+    lines = ["| grade | causes | right | near | wrong | wrong at most |", "|---|---|---|---|---|---|"]
+    counts = Counter(pair for each in answers for pair in each.graded)
+    for grade in (*SURE, "hypothesis"):
+        right, near, wrong = (counts[grade, of] for of in ("right", "near", "wrong"))
+        count = right + near + wrong
+        share = f"{right} ({100 * right / count:.0f} %)" if count else "0"
+        bound = f"{100 * most_wrong(wrong, count):.0f} %" if count else "-"
+        lines.append(f"| {grade}{', first' * (grade not in SURE)} | {count} | {share} | {near} | {wrong} | {bound} |")
+    return "\n".join(lines)
+
+
+def most_wrong(wrong: int, of: int) -> float:
+    """The largest chance of being wrong at which so few wrong ones come in one of twenty times (Clopper-Pearson).
+
+    >>> [round(most_wrong(*each), 3) for each in ((0, 59), (1, 10), (3, 3))]
+    [0.05, 0.394, 1.0]
+    """
+    low, high = wrong / of, 1.0
+    for _ in range(40):
+        share = (low + high) / 2
+        chance = sum(math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(wrong + 1))
+        low, high = (share, high) if chance > 0.05 else (low, share)
+    return high
+
+
 def main() -> None:
     """Write, ask, and print."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -148,6 +192,8 @@ def main() -> None:
                     print(f"{failure.name}, seed {seed}: {answer.points}{wrong}; {answer.verdict}, {answer.said}")
     print(f"{len(answers)} cases, half `{chosen.half}`, seeds {chosen.first} to {chosen.first + chosen.seeds - 1}\n")
     print(table(answers))
+    print()
+    print(reliability(answers))
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def throughput_bleeds_away(rng: Generator) -> Evidence:
 @HALF.failure(
     "hardware",
     "Llama 3, arXiv:2407.21783 (Xid and ECC errors); OPT-175B logbook",
-    right=["corrupt-weight", "kernel-fault", "corrupt-gradient"],
+    right=["corrupt-weight", "kernel-fault", "corrupt-gradient", "device-fault"],
     near=["destructive-update", "numerical-cascade"],
 )
 def memory_error_then_nan(rng: Generator) -> Evidence:

@@ -8,6 +8,7 @@ import pytest
 from sealegs.diagnosis.cause_cards import causes, parsed
 from sealegs.diagnosis.lines import known_kinds
 from sealegs.diagnosis.signs.registry import SIGNS
+from sealegs.diagnosis.signs.worth import GENERIC, SOURCES
 from sealegs.errors import ConfigError
 
 FILE = (resources.files("sealegs.diagnosis") / "causes.toml").read_text("utf-8")
@@ -55,6 +56,8 @@ WANTED = [
     "hard-batch",
     "memorisation",
     "plateau",
+    "schedule-ends-early",
+    "nothing-is-updated",
 ]
 
 
@@ -74,6 +77,7 @@ def test_a_card_says_enough(name: str) -> None:
     assert any(remedy.grade != "show-only" for remedy in card.remedies), "or there would be nothing to do"
     assert all(remedy.value for remedy in card.remedies)
     assert len(set(card.signs)) == len(card.signs), "a sign counts once"
+    assert not GENERIC & set(card.decides), "a symptom decides nothing"
 
 
 def test_every_sign_is_asked_for_and_says_what_it_is() -> None:
@@ -82,12 +86,19 @@ def test_every_sign_is_asked_for_and_says_what_it_is() -> None:
     assert all(function.__doc__ for function in SIGNS.values())
 
 
+def test_every_sign_is_read_off_one_signal() -> None:
+    named = [sign for names in SOURCES.values() for sign in names.split()]
+    assert sorted(named) == sorted(SIGNS)
+    assert set(SIGNS) >= GENERIC
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
         (("gradient-many-fold", "gradient-many-folds"), "long-tail-token speaks of gradient-many-folds"),
         (('from = "bad-data-batch"', 'from = "bad-date-batch"'), "speaks of bad-date-batch, which does not exist"),
         (('grade = "safe"', 'grade = "free"'), "Invalid enum value 'free'"),
+        (('kinds = ["any"]\n', ""), "missing required field `kinds`"),
         (('explains = ["spike"]', 'explains = ["leap"]'), "Invalid enum value 'leap'"),
         (("mechanism", "mechanics"), "unknown field `mechanics`"),
         (('name = "bad-data-batch"', 'name = "long-tail-token"'), "two cards are called long-tail-token"),

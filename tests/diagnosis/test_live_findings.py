@@ -13,7 +13,7 @@ from sealegs.diagnosis.rank import diagnose
 from sealegs.readers.read import read
 
 CALM = {"line": [[0, 6.0], [100, 3.0], [1600, 2.4]], "noise": 0.01}
-LOGITS = {"line": [[0, 10.0], [500, 10.0], [600, 60.0], [1600, 60.0]], "every": 10}
+LOGITS = {"line": [[0, 40.0], [500, 40.0], [600, 60.0], [1600, 60.0]], "every": 10}
 
 
 def diagnosed(tmp_path: Path, *events: dict[str, Any], **signals: Any) -> Diagnosis:

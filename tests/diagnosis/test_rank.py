@@ -2,16 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 from tests.diagnosis.streams import CASES, Case, read_case, run_from
 
 from sealegs.diagnosis.cause_cards import Cause, causes
-from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.contract import Diagnosis, Statement
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import look
+from sealegs.diagnosis.kind import Kind, KindName
 from sealegs.diagnosis.rank import diagnose, weigh
 from sealegs.diagnosis.signs.data import eval_flat
 from sealegs.diagnosis.signs.sign import Sign
@@ -28,6 +30,7 @@ def diagnosed(tmp_path: Path, rules: str = "calibrated", **stream: Any) -> Diagn
 
 def card(**signs: Any) -> Cause:
     return Cause(
+        **{"kinds": ("any",)} | signs,
         name="a",
         title="A cause",
         mechanism="It does.",
@@ -35,30 +38,66 @@ def card(**signs: Any) -> Cause:
         tests=(),
         remedies=(),
         references=(),
-        **signs,
     )
+
+
+# two specific signs off different signals, one more off the first of them, and two symptoms off different signals
+RATE, EVAL, RATE_TOO = "lr-jumps", "eval-turns", "warmup-just-over"
+LEAPS, NORM = "leaps-recur", "gradient-many-fold"
 
 
 @pytest.mark.parametrize(
     ("signs", "grade"),
     [
-        ({"decides": ("yes",)}, "established"),
-        ({"decides": ("yes",), "against": ("yes",)}, "hypothesis"),
-        ({"decides": ("yes",), "rules_out": ("yes",)}, "hypothesis"),
-        ({"strong": ("yes",), "fits": ("yes",)}, "supported"),
-        ({"strong": ("yes",)}, "hypothesis"),
-        ({"strong": ("yes",), "fits": ("yes",), "against": ("yes",)}, "hypothesis"),
-        ({"strong": ("yes",), "against": ("yes",)}, None),
-        ({"strong": ("yes",), "rules_out": ("yes",)}, "ruled out"),
-        ({"opens": ("yes",), "fits": ("yes",)}, "hypothesis"),
-        ({"opens": ("yes",), "fits": ("yes", "yes")}, "supported"),
-        ({"fits": ("yes", "yes", "yes")}, None),
-        ({"decides": ("no",), "strong": ("unknown",)}, None),
+        ({"decides": (RATE,)}, "established"),
+        ({"decides": (RATE,), "against": (LEAPS,)}, "hypothesis"),
+        ({"decides": (RATE,), "against": (LEAPS,), "strong": (EVAL,)}, "supported"),
+        ({"decides": (RATE,), "rules_out": (LEAPS,)}, "hypothesis"),
+        ({"strong": (RATE,), "fits": (EVAL,)}, "supported"),
+        ({"strong": (RATE,), "fits": (LEAPS,)}, "supported"),
+        ({"strong": (RATE,), "fits": (RATE_TOO,)}, "hypothesis"),  # one signal is one observation
+        ({"strong": (LEAPS, NORM)}, "hypothesis"),  # symptoms, however many
+        ({"strong": (RATE,)}, "hypothesis"),
+        ({"strong": (RATE,), "fits": (EVAL,), "against": (LEAPS,)}, "hypothesis"),
+        ({"strong": (RATE,), "against": (LEAPS,)}, None),
+        ({"strong": (RATE,), "rules_out": (LEAPS,)}, "ruled out"),
+        ({"opens": (RATE,), "fits": (EVAL,)}, "hypothesis"),
+        ({"opens": (RATE,), "fits": (EVAL, LEAPS)}, "supported"),
+        ({"fits": (RATE, EVAL, LEAPS)}, None),
+        ({"decides": ("lr-rises",), "strong": ("moments-kept",)}, None),
     ],
 )
 def test_grades(signs: dict[str, tuple[str, ...]], grade: str | None) -> None:
-    said = {"yes": Sign(True, "so"), "no": Sign(False, "not so"), "unknown": Sign(None, missing="lr")}
+    held = {name: Sign(True, f"{name} is so") for name in (RATE, EVAL, RATE_TOO, LEAPS, NORM)}
+    said = held | {"lr-rises": Sign(False, "not so"), "moments-kept": Sign(None, missing="lr")}
     assert weigh(card(**signs), said).grade == grade
+
+
+def test_what_is_stated_beside_the_numbers_counts_as_a_signal_of_its_own() -> None:
+    said = {LEAPS: Sign(True, "so"), NORM: Sign(True, "so")}
+    warned = Statement(cause="a", weight="strong", text="the log says so", source="lines")
+    doubted = Statement(cause="a", weight="fits", text="the settings hint at it", source="settings")
+    assert weigh(card(fits=(LEAPS,)), said, beside=[warned]).grade == "supported"
+    assert weigh(card(), said, beside=[warned]).grade == "hypothesis"
+    assert weigh(card(strong=(LEAPS,), fits=(NORM,)), said, beside=[doubted]).grade == "hypothesis"
+
+
+@pytest.mark.parametrize("name", list(causes()))
+def test_no_card_is_sure_outside_the_kinds_that_it_was_written_for(name: str) -> None:
+    """Whatever speaks for it: of a kind that is not known, and of one that it does not name."""
+    every = {sign: Sign(True, f"{sign} is so") for sign in causes()[name].signs}
+    alone = unopposed(causes()[name])
+    for kind in (Kind(name=kind) for kind in get_args(KindName)):
+        found = weigh(alone, every, is_known=alone.was_written_for(kind)).grade
+        is_own = "any" in alone.kinds or kind.name in alone.kinds
+        assert is_own or found in ("hypothesis", None)
+        assert is_own or kind.name == "unknown" or not alone.is_for(kind)
+    assert "any" not in alone.kinds or len(alone.kinds) == 1
+
+
+def unopposed(one: Cause) -> Cause:
+    """The card without what speaks against it."""
+    return msgspec.structs.replace(one, against=(), rules_out=())
 
 
 def test_a_remedy_is_ordered_only_where_its_sign_holds(tmp_path: Path) -> None:
@@ -175,7 +214,8 @@ def test_a_loss_about_zero_is_no_reason_to_go_back(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_metric_is_not_over_when_the_loss_is_back(tmp_path: Path) -> None:
     about_zero = [[step, step, -0.01] for step in range(0, 600, 2)]
     loss = {"line": [[0, 0.01], [600, 0.01]], "noise": 0.1, "set": [*about_zero, [300, 306, 0.5]]}
-    found = diagnosed(tmp_path, signals={"loss": loss})
+    beside = {name: {"line": [[0, 0.5], [600, 0.5]], "noise": 0.1} for name in ("policy_loss", "value_loss")}
+    found = diagnosed(tmp_path, signals={"loss": loss, **beside})
     assert "fast" in [incident.trajectory for incident in found.findings.incidents]
     assert found.first_action.startswith("Go by the reward, not by this loss")
 

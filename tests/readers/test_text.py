@@ -339,3 +339,17 @@ def test_a_text_whose_losses_are_not_known_offers_what_is_like_one(tmp_path: Pat
         read(str(tmp_path / "log"))
     log = read(str(tmp_path / "log"), metrics={"loss": "Train Energy"})
     assert len(log.run.steps) == 40
+
+
+def test_every_line_of_a_block_below_a_step_is_a_column(tmp_path: Path) -> None:
+    """OLMo prints a line for each number; those whose names say nothing to us are of the step above, too."""
+    lines = ["olmo.train:90 INFO host settings", "    optim/before_any_step=3"]
+    for step in range(30):
+        lines += [f"host:0 olmo.train:887 INFO [step={step}/30]", f"    train/CrossEntropyLoss={9 - step / 10:.4g}"]
+        lines += [f"    train/ZLoss={0.1 + step:.4g}", f"    optim/clipped={step % 2}", "    note of/somebody = 7 or 8"]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines))
+    run = read(str(path)).run
+    assert set(run.signals) == {"loss", "train/ZLoss", "optim/clipped"}
+    assert run.steps.tolist() == list(range(30))
+    assert run.column("train/ZLoss").tolist() == [0.1 + step for step in range(30)]

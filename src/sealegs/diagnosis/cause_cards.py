@@ -23,6 +23,9 @@ Situation: TypeAlias = Literal[
     "memory",
     "metric",
     "ranks",
+    "column",
+    "schedule",
+    "units",
     "policy-gradient",
     "preference",
     "gan",
@@ -49,12 +52,26 @@ class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: str = ""
     """A sign without which the remedy is pointless."""
 
+    @property
+    def clips_at(self) -> float | None:
+        """The norm at which it clips all gradients; None if it is something else."""
+        return float(self.value) if self.knob == "clip" and self.value.replace(".", "").isdigit() else None
+
+    @property
+    def lowers_the_rate(self) -> bool:
+        """Whether it makes the learning rate smaller, which cures no rate that is tiny and no loss that never moved."""
+        return self.knob == "lr" and self.value in ("x 0.5", "decay to 0")
+
 
 class Test(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"apart_from": "from"}):
     """A test that tells a cause from one of its neighbours."""
 
     apart_from: Name
     do: Words
+    unless: str = ""
+    """A sign that makes the test pointless, or harmful."""
+    when: str = ""
+    """A sign without which the test is pointless."""
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,8 +85,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tests: tuple[Test, ...]
     remedies: tuple[Remedy, ...]
     references: tuple[str, ...]
-    kinds: tuple[KindName | Trait, ...] = ()
-    """The kinds and traits of run that the card was written for; of any, if empty. It is not weighed for others."""
+    kinds: Annotated[tuple[KindName | Trait | Literal["any"], ...], msgspec.Meta(min_length=1)]
+    """The kinds and traits of run that the card was written for, or ``any``. It is not weighed for others."""
     decides: tuple[str, ...] = ()
     """Signs of which one is enough to establish the cause."""
     strong: tuple[str, ...] = ()
@@ -89,8 +106,12 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the cause leaves the weights sound, so that nothing has to be reloaded."""
 
     def is_for(self, kind: Kind) -> bool:
-        """Whether it was written for such a run; of a run whose kind is not known any card comes into question."""
-        return not self.kinds or kind.name == "unknown" or not {kind.name, *kind.traits}.isdisjoint(self.kinds)
+        """Whether it is weighed for such a run; of a run whose kind is not known any card comes into question."""
+        return kind.name == "unknown" or self.was_written_for(kind)
+
+    def was_written_for(self, kind: Kind) -> bool:
+        """Whether it was written for such a run; for others the cause is a hypothesis at the most."""
+        return "any" in self.kinds or not {kind.name, *kind.traits}.isdisjoint(self.kinds)
 
     @property
     def signs(self) -> tuple[str, ...]:
@@ -99,8 +120,9 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All signs that the card names, those of its remedies included."""
-        asked = (name for remedy in self.remedies for name in (remedy.unless, remedy.when))
+        """All signs that the card names, those of its remedies and tests included."""
+        conditions: tuple[Remedy | Test, ...] = (*self.remedies, *self.tests)
+        asked = (name for one in conditions for name in (one.unless, one.when))
         return (*self.signs, *filter(None, asked))
 
 

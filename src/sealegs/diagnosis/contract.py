@@ -44,6 +44,24 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnFinding:
+    """Something out of the ordinary in a column beside the loss, by its own past or by its siblings."""
+
+    signal: str
+    step: int
+    """The step since which it shows."""
+    shows: str
+    """In kebab case: ``leaps``, ``rises``, ``slower``, ``vanishes``, ``turns``, ``appears``, ``not-finite``, ``parts``,
+    ``never-moves``, ``never-leaves-zero``."""
+    text: str
+    """The finding in one sentence, with the numbers."""
+    is_strong: bool
+    """Whether a run with it is at least one to watch."""
+    lasts: bool
+    """Whether it is so to the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
     """What a pre-flight rule says of the settings of a run."""
 
@@ -75,6 +93,8 @@ class Statement:
     weight: Literal["decides", "strong", "fits", "against"]
     """As the signs on a card."""
     text: str
+    source: str
+    """What it is a statement of: ``settings``, ``lines`` or ``attempts``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +115,12 @@ class Findings:
     """The kind of run, which says by which signals it is judged first."""
     standing: tuple[Standing, ...] = ()
     """Findings beside the loss that hindsight neither clears nor explains."""
+    columns: tuple[ColumnFinding, ...] = ()
+    """What is out of the ordinary in the columns, the strong ones first, then in the order of steps."""
+    judged: tuple[str, ...] = ()
+    """The columns that were judged."""
+    unjudged: tuple[str, ...] = ()
+    """The columns that are not understood, or have too few values."""
     unseen: tuple[str, ...] = ()
     """What the resolution of this log does not show."""
     done: Done | None = None

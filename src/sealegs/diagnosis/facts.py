@@ -11,14 +11,16 @@ import numpy as np
 from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.repeated_batch import FEW
 from sealegs.diagnosis.attempts import Treatment, treatments, without_help
-from sealegs.diagnosis.contract import Findings, Standing
+from sealegs.diagnosis.columns.judged import begun_first
+from sealegs.diagnosis.columns.meaning import words_of
+from sealegs.diagnosis.contract import ColumnFinding, Findings, Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
 from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import NUMERIC, gravity
 from sealegs.diagnosis.lines import KnownLine, known_lines
 from sealegs.diagnosis.settings import Known, known_of
-from sealegs.incidents import Incident
+from sealegs.incidents import SLOW, Incident
 from sealegs.judge import culprit_in
 from sealegs.record.run import Run
 from sealegs.vocabulary import Row
@@ -39,6 +41,10 @@ LONGEST_STUCK = 10_000
 """Rows before the onset in which a stuck loader is followed back."""
 JUDGED_WITH = ("loss", "grad_norm", "params_finite")
 """Signals that say whether the worst gradient of a step is a culprit."""
+OUT_OF_USUAL = 5.0
+"""Multiple of the usual gradient norm from which on, up to the onset, it is part of the trouble."""
+CHAINED = ("spike", "level_shift", "resume_jump", "drift", "nonfinite")
+"""Kinds of incidents of which one that is hardly over is the beginning of the next."""
 LEAPS = ("spike", "level_shift", "resume_jump")
 """Kinds of incidents in which the loss goes up at once."""
 
@@ -138,6 +144,11 @@ class Facts:
         """What stands in the first signals of its kind, by what it shows; of several the first."""
         return {one.shows: one for one in reversed(self.findings.standing) if one.shows}
 
+    def in_columns(self, shows: str, *words: str) -> ColumnFinding | None:
+        """The first finding in a column that shows this, and whose name has one of these words, if any are given."""
+        found = (one for one in self.findings.columns if one.shows == shows)
+        return next((one for one in found if not words or not set(words).isdisjoint(words_of(one.signal))), None)
+
     @cached_property
     def curve(self) -> LossCurve:
         """The losses of the run, those of every attempt."""
@@ -210,11 +221,16 @@ class Facts:
     @cached_property
     def loss(self) -> Series:
         """The loss. A NaN that the logger wrote as 0 is NaN again."""
-        loss, curve = _series(self.line, "loss"), self.curve
+        loss, curve = self.written_loss, self.curve
         masked = hidden(self.run, curve) if len(curve.losses) else np.zeros(0, dtype=bool)
         if not masked.any():
             return loss
         return Series(loss.steps, np.where(np.isin(loss.steps, curve.steps[masked]), np.nan, loss.values))
+
+    @property
+    def written_loss(self) -> Series:
+        """The loss as the log has it."""
+        return _series(self.line, "loss")
 
     @cached_property
     def stride(self) -> int:
@@ -253,12 +269,40 @@ class Facts:
         under_way = (
             incident.start
             for incident in self.incidents
-            if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last) + self.stride
+            if incident.kind in CHAINED and incident.start < focus.start <= self._over_by(incident)
         )
         begun = min(self.onset, focus.start) if self.spoilt_update is None else self.spoilt_update + 1
         jump = self.lr_jump_at_onset()
         leapt = () if jump is None else (jump.step,)
-        return int(min([begun, *under_way, *leapt, *self._stuck_before]))
+        return int(
+            min([begun, *under_way, *leapt, *self._stuck_before, *self._gradients_out_since, *self._parted_before])
+        )
+
+    def _over_by(self, incident: Incident) -> int:
+        """The last step at which another trouble counts as the same chain: some rows after the end of an incident."""
+        return (self.last if incident.end is None else incident.end) + NEAR * self.stride
+
+    @property
+    def _gradients_out_since(self) -> list[int]:
+        """The step since which gradient norms were many times the usual, up to the onset."""
+        norms = self.series("grad_norm").finite.within(-math.inf, self.onset - 1)
+        usual = self.before("grad_norm").values
+        if len(usual) < NEAR or len(norms.values) < NEAR:
+            return []
+        is_out = ~(norms.values <= OUT_OF_USUAL * float(np.median(usual)))
+        place = len(is_out)
+        while place > 0 and is_out[max(place - 1 - LEAD, 0) : place].any():  # it may come near the usual for some rows
+            place -= 1
+        since = int(np.argmax(is_out[place:])) + place if is_out[place:].any() else len(is_out)
+        return [int(norms.steps[since])] if since < len(is_out) else []
+
+    @property
+    def _parted_before(self) -> list[int]:
+        """The step since which a column was out of the ordinary, to the end, where that is not long before."""
+        reach = max(SLOW, (self.onset - int(self.run.steps[0])) // 10 if len(self.run.steps) else 0)
+        strong = [one for one in self.findings.columns if one.is_strong and one.lasts]
+        first = begun_first([one for one in strong if self.onset - reach <= one.step < self.onset])
+        return [] if first is None else [first.step]
 
     @cached_property
     def spoilt_update(self) -> int | None:
@@ -420,7 +464,9 @@ class Facts:
 
     def lr_jump_at_onset(self) -> Jump | None:
         """A jump of the learning rate upwards shortly before the onset."""
-        first, last = self.onset - 2 * NEAR * self.stride, self.onset + 2 * self.stride
+        steps = self.series("lr").steps
+        begun = int(steps[NEAR]) if len(steps) > NEAR else math.inf  # in its first rows a rate has nothing to jump from
+        first, last = max(self.onset - 2 * NEAR * self.stride, begun), self.onset + 2 * self.stride
         return next((jump for jump in self.lr_jumps if first <= jump.step <= last and jump.after > jump.before), None)
 
     # The slow window
@@ -463,10 +509,28 @@ class Facts:
 
     @cached_property
     def resumes(self) -> tuple[int, ...]:
-        """The first step after each resume that the log shows. A rollback by an intervention is none."""
-        turned = (step for step, _ in _turns(self.run))
+        """The first step after each resume that the log shows. A rollback by an intervention is none, nor is a run that
+        begins anew: its first steps build on nothing that came before in the log."""
+        turned = (step for step, attempt in _turns(self.run) if attempt not in self._begun_anew)
         told = {event.step for event in self.run.events if event.kind == "resume"}
         return tuple(sorted(told | (set(turned) - self._rolled_back_to)))
+
+    @cached_property
+    def _begun_anew(self) -> frozenset[int]:
+        """The attempts that go on from none before: several runs in one log.
+
+        So is one whose first row is the first that it could have written, where only its steps tell of a resume.
+        """
+        told = {event.step for event in self.run.events if event.kind == "resume"}
+        steps, segments = self.curve.steps, self.curve.segments
+        found = []
+        for one in self.run.attempts:
+            own = steps[segments == one.number]
+            begins = len(own) > 1 and one.first <= int(np.median(np.diff(own)))
+            is_guessed = one.told_by.startswith("steps go back") and one.first not in told
+            if one.parent is None or (begins and is_guessed):
+                found.append(one.number)
+        return frozenset(found)
 
     @cached_property
     def _rolled_back_to(self) -> frozenset[int]:
@@ -482,7 +546,8 @@ class Facts:
             return None
         first, last = self.onset - SOON * self.stride, self.onset + 2 * self.stride
         attempt = self.curve.attempt_of(self.focus)
-        turns = {step for step, begun in _turns(self.line) if begun <= attempt} - self._rolled_back_to
+        goes_on = [turn for turn in _turns(self.line) if turn[1] not in self._begun_anew]
+        turns = {step for step, begun in goes_on if begun <= attempt} - self._rolled_back_to
         later = {step for step, begun in _turns(self.run) if begun > attempt} - turns
         return max((step for step in {*self.resumes, *turns} - later if first <= step <= last), default=None)
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from sealegs.diagnosis import interventions, metrics
-from sealegs.diagnosis.contract import Findings, Health, Problem, Standing
+from sealegs.diagnosis.columns.judged import begun_first, judged
+from sealegs.diagnosis.contract import ColumnFinding, Findings, Health, Problem, Standing
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.held_out import learns_by_heart
@@ -53,7 +54,7 @@ LEAD = 4
 MOST_TOLD = 3
 """The most first signals whose course is told where nothing is wrong."""
 MOST_NOTICES = 3
-"""The most leaps of the gradient norm that are told one by one."""
+"""The most leaps of the gradient norm, and the most findings in columns, that are told one by one."""
 IN_A_ROW = 3
 """Losses in a row that are not finite and call for action, as in the live guard."""
 
@@ -76,6 +77,7 @@ def look(
     known = kind_of(run, curve, said=kind)
     problems = tuple(one for one in metrics.problems_of(run, curve) if not _is_of_its_kind(one, known))
     found = _stretches(run, curve, rules, most_folded) if len(curve.losses) else []
+    columns = judged(run, curve, known)
     norms = beside(run, curve, "grad_norm")
     breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
     incidents = tuple(_incident(curve, norms, one, breaks, number) for number, one in enumerate(found, 1))
@@ -85,8 +87,11 @@ def look(
         incidents=incidents,
         verdict="unknown",
         because="",
-        notices=_notices(run, curve, incidents),
+        notices=(*_notices(run, curve, incidents), *_of_columns(columns.findings)),
         standing=(*of_kind(run, known), *standing(run, _counting(incidents, known), lead=LEAD * curve.interval)),
+        columns=columns.findings,
+        judged=columns.judged,
+        unjudged=columns.unjudged,
         unseen=_unseen(run, curve, rules),
         done=interventions.done_in(run),
         kind=known,
@@ -102,9 +107,40 @@ def look(
         verdict, because = "act", "; ".join(filter(None, (_first_of(findings.standing), because)))
     elif findings.standing and verdict != "act":
         verdict, because = "watch", "; ".join(filter(None, (_first_of(findings.standing), because)))
+    strong = tuple(one for one in findings.columns if one.is_strong)
+    if strong and verdict in ("healthy", "unknown"):
+        verdict, because = "watch", "; ".join(filter(None, (_strongest(strong), because)))
+    elif strong:
+        first = _before_the_loss(strong, incidents)
+        because += (
+            f"; first out of the ordinary: {first.signal} at step {first.step}"
+            if first is not None
+            else f"; beside the loss: {strong[0].text}"
+        )
     if verdict == "healthy" and (lacking := findings.kind.lacks):
         verdict, because = "unknown", f"nothing out of the ordinary in what was logged, but {lacking}"
-    return replace(findings, verdict=verdict, because=because)
+    in_columns = (Standing(signal=one.signal, step=one.step, text=one.text) for one in strong)
+    return replace(findings, verdict=verdict, because=because, standing=(*findings.standing, *in_columns))
+
+
+def _strongest(strong: Sequence[ColumnFinding]) -> str:
+    """The first of the strong findings in columns, and how many there are."""
+    more = f"; and {len(strong) - 1} more columns out of the ordinary" if len(strong) > 1 else ""
+    return strong[0].text + more
+
+
+def _before_the_loss(strong: Sequence[ColumnFinding], incidents: Sequence[Incident]) -> ColumnFinding | None:
+    """The column that was first out of the ordinary, if it was before the loss."""
+    first = begun_first(strong)
+    onset = min((it.start for it in incidents if it.kind not in BENIGN), default=-1)
+    return first if first is not None and first.step < onset else None
+
+
+def _of_columns(columns: Sequence[ColumnFinding]) -> tuple[str, ...]:
+    """What is told of columns beside the verdict: what is not strong."""
+    told = [one.text for one in columns if not one.is_strong]
+    more = f"; and {len(told) - MOST_NOTICES} more columns" if len(told) > MOST_NOTICES else ""
+    return (*told[: MOST_NOTICES - 1], told[MOST_NOTICES - 1] + more) if len(told) >= MOST_NOTICES else tuple(told)
 
 
 def _is_of_its_kind(problem: Problem, kind: Kind) -> bool:
@@ -348,7 +384,7 @@ def _verdict(
         return "watch", "; but ".join([_told(doubtful), *changes, *passed])
     first, last = _ends(curve)
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
-    only = " in the loss" if findings.notices or findings.standing else ""
+    only = " in the loss" if findings.notices or findings.standing or findings.columns else ""
     notice = only + (f"; but {findings.notices[0]}" if findings.notices else "")
     return (
         "healthy",

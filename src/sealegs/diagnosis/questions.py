@@ -274,7 +274,7 @@ def ending(facts: Facts, path: Sequence[Answer]) -> str:
     if not path or path[-1].question != "Q4.4":
         return ""
     if path[-1].answer == "yes":
-        return "halve the LR"
+        return "" if registry.SIGNS["rate-is-tiny"](facts).holds else "halve the LR"
     if path[-1].answer == "no":
         level = registry.SIGNS["eval-plateau"](facts).holds
         return (

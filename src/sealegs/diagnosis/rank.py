@@ -5,9 +5,11 @@ points, of ``strong`` two, of ``opens`` and ``fits`` one, of ``against`` minus t
 card, or leaves a hypothesis if a deciding sign holds. A sign that was not logged counts nothing, and is listed as
 missing. What settings, lines of the log and attempts say (``statements.py``) counts in the same way.
 
-A cause is *established* with a deciding sign and nothing against it, *supported* with a strong or opening sign and
-three points, a *hypothesis* with such a sign and at least one point; with less it is not listed. Causes are ordered by
-grade, then points, then their place in the file, where the more common cause comes first.
+A cause is *established* with a deciding sign and nothing against it. It is *supported* with a strong or opening sign,
+three points, and two signs off different signals of which one is specific: a symptom that many causes have, however
+often it shows, makes a *hypothesis*, as does one sign alone. A hypothesis has at least one point; with less a cause is
+not listed. Causes are ordered by grade, then points, then their place in the file, where the more common cause comes
+first. What each sign is read off, and which are symptoms, is in ``signs/worth.py``.
 """
 
 from collections import Counter
@@ -17,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sealegs.diagnosis import interventions, statements
-from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, causes
+from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, Test, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis, Statement
 from sealegs.diagnosis.damage import announced_change
 from sealegs.diagnosis.facts import Facts
@@ -26,19 +28,30 @@ from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.questions import ending, walk
 from sealegs.diagnosis.signs import registry
 from sealegs.diagnosis.signs.sign import Sign
+from sealegs.diagnosis.signs.worth import GENERIC, source_of
 from sealegs.diagnosis.tried import kinds_of
 from sealegs.errors import ConfigError
 
 GRADES: tuple[Grade, ...] = ("established", "supported", "hypothesis", "ruled out")
 DECIDES, STRONG, FITS, AGAINST = 3, 2, 1, -2
 SUPPORTED = 3
+INDEPENDENT = 2
+"""Signals that must speak for a supported cause: two signs off one signal are one observation."""
 MOST = 8
 """The most causes that are listed, besides those that are ruled out."""
 COMPARED = 100_000
 """Rows in which both sets of rules are compared: three sigma find thousands of incidents in a million."""
-ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "stopped"})
+ASIDE: frozenset[Situation] = frozenset(
+    {"metric", "memory", "stuck", "ranks", "stopped", "column", "schedule", "units"}
+)
 """Situations that a run can show although nothing happened to it."""
-STUCK = ("exactly-zero", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
+SILENT: frozenset[Situation] = frozenset({"memory", "ranks", "schedule", "units"})
+"""Situations that do harm while the training loss is as it should be."""
+LOST = ("misaligned-restart", "optimizer-reset")
+"""Causes that are a part of the state that a resume did not bring back, and that every update needs."""
+UNITS = ("train-is-multiple-of-eval", "train-in-bits", "starts-far-above-uniform")
+"""Signs of a loss that is not in the units that it should be in, or of a model that begins far from where it should."""
+STUCK = ("exactly-zero", "zero-loss-zero-gradient", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
 """Signs of a loss that has no right to be what it is."""
 FIRST: tuple[Situation, ...] = ("policy-gradient", "preference", "gan", "moe", "low-precision")
 """Situations beside the loss, in the first signals of a kind."""
@@ -51,15 +64,31 @@ CHANGED = (
 """The action where the loss rose and nothing else did."""
 LOOK_INTO = "Look into what the loss does not show: {text}."
 """The action where a finding beside the loss stands."""
-LOST = ("misaligned-restart", "optimizer-reset")
-"""Causes that are a part of the state that a resume did not bring back, and that every update needs."""
 SPLITS = (
     "run those steps again, first with the same batches, then with others: if it rises with both, it is the step size "
     "or the weights; with the same batches alone, the data; with neither, the machine"
 )
 """The test that splits the causes of a leap of which nothing is known."""
+OTHER_UNITS = 100.0
+"""Times a clip that a gradient norm is where it is not in the units of the clip: of a scaled loss, or a sum."""
+UNSCALE = (
+    "unscale gradients before their norm is measured and clipped (the usual norm is {norm:.3g}: a clip of {clip} would "
+    "stop all learning)"
+)
+"""The order in place of a clip, where gradients are in other units."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes whose first action is to leave the run alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A sign that holds, or a statement, as it is weighed."""
+
+    text: str
+    source: str
+    """The signal that it is read off, or what it is a statement of."""
+    is_specific: bool
+    """Whether it points at this cause, and is no symptom that many causes have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +118,8 @@ def diagnose(
     facts = Facts(findings, rules)
     path, unanswered = walk(facts)
     weighed = rank(facts)
-    if findings.verdict == "healthy" and (lost := _lost_at_a_resume(weighed)):
-        findings = replace(findings, verdict="watch", because=f"{lost}; the loss does not show it")
+    if findings.verdict == "healthy" and (harm := _beside_the_loss(facts, weighed)):
+        findings = replace(findings, verdict="watch", because=f"{harm}; the training loss does not show it")
     if findings.verdict in ("healthy", "unknown") and (end := _end(facts)):
         because = f"{end}; before it, {findings.because}"
         findings = replace(findings, verdict="watch", because=because)
@@ -124,10 +153,20 @@ def _end(facts: Facts) -> str:
     return next((f"the log ends: {line.text}" for line in facts.lines if line.is_the_end), "")
 
 
-def _lost_at_a_resume(weighed: Sequence[Weighed]) -> str:
-    """What is established to have been lost at a resume, though the loss is as before: the next will lose it again."""
-    lost = (item.hypothesis for item in weighed if item.grade == "established" and item.card.name in LOST)
-    return next((f"{each.cause.replace('-', ' ')}: {each.evidence_for[0]}" for each in lost), "")
+def _beside_the_loss(facts: Facts, weighed: Sequence[Weighed]) -> str:
+    """What is wrong although the loss is as it should be: state that a resume lost and the next one loses again, data
+    that are known by heart, copies that part. Losses in two units are wrong whatever the cause."""
+    are_of_two_units = _in_two_units(facts)
+    for item in weighed:
+        is_silent = not SILENT.isdisjoint(item.card.explains) and item.card.name not in LEAVE_IT
+        is_sure = item.grade in ("established", "supported") and (is_silent or item.card.name in LOST)
+        if is_sure or (item.grade == "hypothesis" and are_of_two_units and "units" in item.card.explains):
+            return f"{item.card.name.replace('-', ' ')}: {item.hypothesis.evidence_for[0]}"
+    return ""
+
+
+def _in_two_units(facts: Facts) -> bool:
+    return any(registry.SIGNS[name](facts).holds for name in UNITS)
 
 
 def rank(facts: Facts) -> tuple[Weighed, ...]:
@@ -141,10 +180,11 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
         beside.setdefault(one.cause, []).append(one)
     for card in causes().values():  # what was changed from attempt to attempt, and the trouble came again
         if card.remedies and (failed := facts.tried.get(card.remedies[0].knob)):
-            beside.setdefault(card.name, []).append(Statement(cause=card.name, weight="against", text=failed))
+            beside.setdefault(card.name, []).append(
+                Statement(cause=card.name, weight="against", text=failed, source="attempts")
+            )
     weighed = [
-        weigh(card, said, is_known=kind.name != "unknown" or not card.kinds, beside=beside.get(card.name, ()))
-        for card in cards
+        weigh(card, said, is_known=card.was_written_for(kind), beside=beside.get(card.name, ())) for card in cards
     ]
     listed = sorted(
         (item for item in weighed if item.grade),
@@ -154,7 +194,7 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     asks = facts.findings.verdict == "act"
     if (likely and likely[0].grade == "hypothesis") or (shown - ASIDE and not likely):
         likely.append(_unknown(likely, weighed, SPLITS if not likely and facts.leaps and asks else ""))
-    likely = [_with_test(item, likely) for item in likely]
+    likely = [_with_test(facts, item, likely) for item in likely]
     return (*likely, *(item for item in listed if item.grade == "ruled out"))
 
 
@@ -168,7 +208,12 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
             yield "elevation"
     if "drift" in facts.kinds:
         yield "drift"
-    if "overflow" in facts.kinds or said["scale-collapsed"].holds or said["gradients-underflow"].holds:
+    if (
+        "overflow" in facts.kinds
+        or said["scale-collapsed"].holds
+        or said["scale-falls"].holds
+        or said["gradients-underflow"].holds
+    ):
         yield "overflow"
     measures = facts.findings.kind.loss_measures
     unrestored = ("lr-not-restored", "scale-begins-again", *(("lower-after-resume",) if measures else ()))
@@ -179,10 +224,18 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
     if (measures and any(said[name].holds for name in STUCK)) or said["zero-loss-without-gradient"].holds:
         yield "stuck"
     is_repeated = any(one.signal == "batch_hash" for one in facts.findings.standing)
-    if "epoch_step" in facts.kinds or (measures and said["eval-turns"].holds) or is_repeated:
+    turns = measures and (said["eval-turns"].holds or said["held-out-turns"].holds)
+    if "epoch_step" in facts.kinds or turns or is_repeated:
         yield "memory"
     if said["ranks-differ"].holds:
         yield "ranks"
+    if any(one.is_strong for one in facts.findings.columns):
+        yield "column"
+    turns = said["loss-turns-with-lr"].holds and said["lr-falls-then-rises"].holds
+    if turns or said["lr-ends-early"].holds or said["warm-up-outlasts-the-run"].holds:
+        yield "schedule"
+    if any(said[name].holds for name in UNITS):
+        yield "units"
     if any(line.is_the_end for line in facts.lines):
         yield "stopped"
     if facts.findings.problems:
@@ -197,19 +250,23 @@ def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, besid
     written for, the cause is a hypothesis at the most.
     """
 
-    def holding(names: tuple[str, ...]) -> list[str]:
-        return [said[name].text for name in names if said[name].holds]
+    def holding(*names: str) -> list[Evidence]:
+        held = [name for name in names if said[name].holds]
+        return [Evidence(said[name].text, source_of(name), name not in GENERIC) for name in held]
 
-    def stated(weight: str) -> list[str]:
-        return [one.text for one in beside if one.weight == weight]
+    def stated(weight: str) -> list[Evidence]:
+        return [Evidence(one.text, one.source, weight != "fits") for one in beside if one.weight == weight]
 
-    deciding, strong = holding(card.decides) + stated("decides"), holding(card.strong) + stated("strong")
-    fitting = holding(card.opens + card.fits) + stated("fits")
-    against, excluding = holding(card.against) + stated("against"), holding(card.rules_out)
-    points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(fitting) + AGAINST * len(against)
+    deciding, strong = holding(*card.decides) + stated("decides"), holding(*card.strong) + stated("strong")
+    opening, fitting = holding(*card.opens), holding(*card.fits) + stated("fits")
+    against, excluding = holding(*card.against) + stated("against"), holding(*card.rules_out)
+    speaking = deciding + strong + opening + fitting
+    points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(opening + fitting) + AGAINST * len(against)
+    is_backed = len({one.source for one in speaking}) >= INDEPENDENT and any(one.is_specific for one in speaking)
     grade: Grade | None = None
-    if deciding or strong or holding(card.opens):
-        grade = "supported" if points >= SUPPORTED else "hypothesis" if points > 0 else None
+    if deciding or strong or opening:
+        is_supported = points >= SUPPORTED and is_backed
+        grade = "supported" if is_supported else "hypothesis" if points > 0 else None
     if deciding and not against:
         grade = "established"
     if excluding:
@@ -220,8 +277,8 @@ def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, besid
     hypothesis = Hypothesis(
         cause=card.name,
         grade=grade or "hypothesis",
-        evidence_for=tuple(dict.fromkeys(deciding + strong + fitting)),
-        evidence_against=tuple(dict.fromkeys(excluding + against)),
+        evidence_for=tuple(dict.fromkeys(one.text for one in speaking)),
+        evidence_against=tuple(dict.fromkeys(one.text for one in excluding + against)),
         missing=tuple(dict.fromkeys(missing)),
     )
     return Weighed(card, grade, points, hypothesis)
@@ -255,12 +312,12 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         change = announced_change(facts.run, rise)
         return f"Leave it: {change}." if change else CHANGED.format(step=rise.start)
     top = likely[0]
-    if facts.findings.verdict == "healthy" and set(top.card.explains) == {"metric"}:
+    if facts.findings.verdict == "healthy" and "metric" in top.card.explains and not _in_two_units(facts):
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."
-    if top.card.name in LEAVE_IT and top.grade != "hypothesis":
+    asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
+    if top.card.name in LEAVE_IT and top.grade != "hypothesis" and not asks:
         return f"Leave it: {_orders(facts, top.card.remedies)}."
     parts = []
-    asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
     is_sound = facts.is_over or facts.is_only_scale or top.card.spares_weights
     if asks and (facts.persists or facts.stays_bad) and not is_sound:
         at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
@@ -289,6 +346,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
             "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"
         )
         parts[-1] += f": {test}"
+    elif top.card.name in LEAVE_IT:  # the run asks for an action, and to leave it is none
+        parts.append(f"find out: {top.hypothesis.next_test}")
     elif orders := _orders(facts, top.card.remedies):
         is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST)
         parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
@@ -318,27 +377,47 @@ def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
     """The remedies that can be carried out, in words; with a warning where a clip would always take effect."""
     orders, idle = [], statements.without_help(facts)
     for remedy in remedies:
-        is_pointless = remedy.unless and registry.SIGNS[remedy.unless](facts).holds
-        is_beside = remedy.when and not registry.SIGNS[remedy.when](facts).holds
-        if remedy.grade == "show-only" or is_pointless or is_beside:
+        if remedy.grade == "show-only" or not _makes_sense(facts, remedy):
+            continue
+        if remedy.lowers_the_rate and (registry.SIGNS["rate-is-tiny"](facts).holds or _is_flat_from_the_start(facts)):
             continue
         if idle and any(each.name in idle for each in kinds_of(remedy.do)):  # it was tried, and did not help
             continue
-        norms = facts.before("grad_norm").values
-        often = remedy.knob == "clip" and len(norms) and norms.mean() > float(remedy.value)
-        orders.append(remedy.do + (f" (the mean norm is {norms.mean():.2g}: it will clip most steps)" if often else ""))
+        orders.append(_clip(facts, remedy, remedy.clips_at) if remedy.clips_at is not None else remedy.do)
     return ", ".join(orders)
 
 
-def _with_test(item: Weighed, likely: list[Weighed]) -> Weighed:
-    """The cause, with its test against the likeliest other one that it has a test for."""
-    others = [other.card.name for other in likely if other is not item]
-    tests = sorted(
-        item.card.tests, key=lambda test: others.index(test.apart_from) if test.apart_from in others else len(others)
-    )
-    if not tests:
-        return item
-    return replace(item, hypothesis=replace(item.hypothesis, next_test=tests[0].do))
+def _clip(facts: Facts, remedy: Remedy, clip: float) -> str:
+    """A clip in words, with a warning where it would always take effect; another order where norms are in other
+    units."""
+    norms = facts.before("grad_norm").values
+    usual = float(np.median(norms)) if len(norms) else 0.0
+    if usual > OTHER_UNITS * clip:
+        return UNSCALE.format(norm=usual, clip=f"{clip:g}")
+    return remedy.do + (f" (the usual norm is {usual:.2g}: it will clip most steps)" if usual > clip else "")
+
+
+def _makes_sense(facts: Facts, one: Remedy | Test) -> bool:
+    """Whether what a remedy or a test asks for is so, and what rules it out is not."""
+    is_pointless = one.unless and registry.SIGNS[one.unless](facts).holds
+    is_beside = one.when and not registry.SIGNS[one.when](facts).holds
+    return not is_pointless and not is_beside
+
+
+def _is_flat_from_the_start(facts: Facts) -> bool:
+    return registry.SIGNS["flat-from-the-start"](facts).holds is True
+
+
+def _with_test(facts: Facts, item: Weighed, likely: list[Weighed]) -> Weighed:
+    """The cause, with the test that splits it from its likeliest rival: its own, or the rival's. Without either, its
+    first test."""
+    own = {test.apart_from: test.do for test in reversed(item.card.tests) if _makes_sense(facts, test)}
+    for rival in (other.card for other in likely if other is not item):
+        theirs = (test.do for test in rival.tests if test.apart_from == item.card.name and _makes_sense(facts, test))
+        if test := own.get(rival.name) or next(theirs, ""):
+            return replace(item, hypothesis=replace(item.hypothesis, next_test=test))
+    first = next((test.do for test in item.card.tests if _makes_sense(facts, test)), "")
+    return replace(item, hypothesis=replace(item.hypothesis, next_test=first)) if first else item
 
 
 def _unknown(likely: list[Weighed], weighed: list[Weighed], test: str) -> Weighed:

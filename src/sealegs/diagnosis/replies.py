@@ -283,7 +283,8 @@ def fix_of_overflow(facts: Facts) -> Reply:
             "dynamic loss scaling, or bf16", "the loss scale does not move" if scale else "no loss scale is logged"
         )
     if scale == "collapsed":
-        return Reply("halve the LR, or bf16", "the loss scale collapsed: activations are too large throughout")
+        lower = "bf16" if signs_of_settings.rate_is_tiny(facts).holds else "halve the LR, or bf16"
+        return Reply(lower, "the loss scale collapsed: activations are too large throughout")
     return Reply("none needed" if facts.first_bad("loss") is None else "bf16", "the scaler does its work")
 
 

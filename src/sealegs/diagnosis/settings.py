@@ -29,6 +29,16 @@ NAMES = {
 }
 """Our name of a setting, and its names elsewhere: the last part of a dotted name."""
 
+POST_NORM: Mapping[str, tuple[Any, ...]] = {
+    "apply_residual_connection_post_layernorm": (True, "True", "true"),
+    "post_norm": (True, "True", "true"),
+    "norm_first": (False, "False", "false"),
+    "normalize_before": (False, "False", "false"),
+    "encoder_normalize_before": (False, "False", "false"),
+    "decoder_normalize_before": (False, "False", "false"),
+}
+"""Switches of others for norms after the residual sum, and their values."""
+
 LONG_RUN = 1000
 """Steps from which on a run without a warm-up is worth a notice."""
 
@@ -85,6 +95,8 @@ def _found(settings: Mapping[str, Any]) -> dict[str, Any]:
     betas = leaves.get("betas")
     if "beta2" not in found and isinstance(betas, list | tuple) and len(betas) > 1:
         found["beta2"] = betas[1]
+    if "norm_position" not in found and any(leaves.get(name) in values for name, values in POST_NORM.items()):
+        found["norm_position"] = "post"
     for switch in ("bf16", "fp16"):
         if leaves.get(switch) in (True, "true", "True"):
             found["dtype"] = switch

@@ -21,12 +21,18 @@ def statements(facts: Facts, rules: Mapping[str, tuple[str, ...]]) -> Iterator[S
     for advised in facts.findings.advised:
         if (weight := OF_RULES.get(advised.grade)) is not None:
             causes = (cause for cause, codes in rules.items() if advised.code in codes)
-            yield from (Statement(cause=cause, weight=weight, text=f"settings: {advised.text}") for cause in causes)
+            text = f"settings: {advised.text}"
+            yield from (Statement(cause=cause, weight=weight, text=text, source="settings") for cause in causes)
     for line in facts.lines:
         if stands(facts, line):
             text = f"the log says: {line.told(facts.last)}"
-            yield from (Statement(cause=name, weight=line.known.weight, text=text) for name in line.known.speaks_for)
-            yield from (Statement(cause=name, weight="against", text=text) for name in line.known.against)
+            found = line.known
+            yield from (
+                Statement(cause=each, weight=found.weight, text=text, source="lines") for each in found.speaks_for
+            )
+            yield from (
+                Statement(cause=each, weight="against", text=text, source="lines") for each in line.known.against
+            )
     for one in facts.findings.tried:
         yield from _of_attempt(facts, one)
 
@@ -70,6 +76,6 @@ def _of_attempt(facts: Facts, one: Tried) -> Iterator[Statement]:
     for cause in dict.fromkeys(name for kind in kinds for name in kind.cures):
         if one.outcome == "helped":  # of several things at once nobody knows which it was
             is_sure = len(kinds) == 1 and kinds[0].is_specific
-            yield Statement(cause=cause, weight="strong" if is_sure else "fits", text=text)
+            yield Statement(cause=cause, weight="strong" if is_sure else "fits", text=text, source="attempts")
         else:
-            yield Statement(cause=cause, weight="against", text=text)
+            yield Statement(cause=cause, weight="against", text=text, source="attempts")

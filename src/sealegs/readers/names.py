@@ -31,10 +31,17 @@ TABLE = {
     "learning_rate_group0 learning_rate_group_0 lr_decoupledadamw_group0 lr_decoupled_adamw_group0 lr_fusedadam "
     "adam_lr scheduler_lr current_lr",
     "loss_scale": "loss_scale grad_scale amp_scale scaler_scale",
-    "param_norm": "param_norm params_norm weight_norm parameter_norm total_param_norm",
-    "tokens_per_s": "tokens_per_s tokens_per_second tokens_per_sec tok_s tok_sec tps tokens_sec tok_per_sec",
+    "param_norm": "param_norm params_norm weight_norm parameter_norm total_param_norm l2_norm_param_global "
+    "weights_norm params_l2_norm",
+    "attention_logit_max": "attention_logit_max max_attn_logits max_attn_logit max_attention_logit "
+    "max_attention_logits attn_logits_max attention_logits_max attn_max_logit max_qk_logit max_qk_logits",
+    "activation_norm": "activation_norm actv_norm activations_norm",
+    "update_rms": "update_rms updates_rms rms_update",
+    "tokens_per_s": "tokens_per_s tokens_per_second tokens_per_sec tok_s tok_sec tps tokens_sec tok_per_sec "
+    "tokens_per_second_per_gpu tokens_per_gpu_per_second tgs",
     "step_s": "step_s step_time_s seconds_per_step sec_per_step step_time_ms step_ms iter_time_ms "
-    "iteration_time_ms time_per_iteration_ms elapsed_time_per_iteration_ms ms_per_step",
+    "iteration_time_ms time_per_iteration_ms elapsed_time_per_iteration_ms ms_per_step iteration_time "
+    "train_step_timing_in_s step_time",
     STEP: "time_iterations global_step num_updates iteration iterations iter iters step steps update_step train_step "
     "training_step optimizer_step current_step current_steps n_iter num_steps updates batch_idx",
     EPOCH: "epoch epochs",

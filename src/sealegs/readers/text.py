@@ -44,6 +44,8 @@ _NUMBER = re.compile(
     r"(?<![\w.@])([+-]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
     r"|(?:nan|NaN|NAN|[iI]nf(?:inity)?|INF)(?![A-Za-z_]| iterations)))"
 )
+_IN_BLOCK = re.compile(r"\s+([A-Za-z][\w.() -]*(?:/[\w.() -]+)+)=[^\s=]+\s*")
+"""A line of the block that OLMo prints below a step: ``    optim/clipped=0.12``."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST_LINE, _MOST_NUMBERS = 20_000, 500
 """Longest line, and most numbers in one: a longer line is data, not a row, and a pattern for it takes seconds."""
@@ -183,6 +185,10 @@ class _Scan:
             return False
         kind = understood(parts[::2], numbers)
         self.close_block()
+        in_block = _IN_BLOCK.fullmatch(line) if self._last is not None and kind.signals.isdisjoint(ROW) else None
+        if in_block is not None and len(numbers) == 1:
+            self.gathered.add({in_block[1]: float(numbers[0]), CARRIED[1]: self._last})
+            return True
         is_row = self._take(kind, numbers)
         if kind.signals or kind.bar:
             self._remember_wording(parts, kind)

@@ -4,6 +4,7 @@ Loads are uneven at first, and even out: what counts is what stays, or gets wors
 it, since the experts that are left learn on.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from sealegs.detectors.collapse_rules import LEAST_VIOLATION, MANY_DEAD, MORE_DEAD, SOME_DEAD, VIOLATED
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices
-from sealegs.diagnosis.first_signals.track import FEWEST, MOST, SOON, STAYS, Track, tracks_of
+from sealegs.diagnosis.first_signals.track import FEWEST, MOST, SOON, STAYS, Track, track_of, tracks_of
 from sealegs.record.run import Run
 
 HARDLY = 0.05
@@ -22,6 +23,8 @@ ALIVE = 0.25
 """Share of an even load that an expert must have had for a while, to have died since."""
 OF_SO_MANY = 16
 """One expert of so many must have died, at the least, to be told."""
+DEAD_COUNT = re.compile(r"(?:.*[/_ .])?(?:(?:num|n|number|count)_?(?:of_)?dead_experts?|dead_experts?_count)")
+"""Names of columns that count the experts that get no token."""
 CROWDED = 0.6
 """How far the fullest expert, or the fullest eighth of them, is on the way from an even load to all of it."""
 FAR_VIOLATED = 6.0
@@ -55,7 +58,7 @@ class Loads:
 
 def judged(run: Run) -> Iterator[Standing]:
     """What stands in the loads of experts and in their router, the gravest first."""
-    found = [*_loads(run), *_violations(run), *_dead(run), *_router(run), *_balance(run)]
+    found = [*_loads(run), *_violations(run), *_dead(run), *_counted(run), *_router(run), *_balance(run)]
     yield from sorted(found, key=lambda one: not one.is_grave)
 
 
@@ -171,6 +174,20 @@ def _dead(run: Run) -> Iterator[Standing]:
             is_at_once = many is not None and many - row <= track.rows // SOON
             shows = "router-collapses" if is_grave and is_at_once else "experts-die"  # they die one after the other
             yield _standing(track.signal, int(track.steps[row]), text, shows, is_grave=is_grave)
+            return
+
+
+def _counted(run: Run) -> Iterator[Standing]:
+    """Experts that get no token, where their number is logged and grows."""
+    for name in run.signals:
+        if not DEAD_COUNT.fullmatch(name.lower()) or (track := track_of(run, name)) is None:
+            continue
+        lowest = _lowest(track)
+        row = track.since(track.level >= lowest + 1)
+        if row is not None and row > 0 and track.end > 1:
+            step = int(track.steps[row])
+            text = f"{name} {lowest:.0f} at its lowest, {track.end:.0f} in the end: experts die since step {step}"
+            yield _standing(name, step, text, "experts-die")
             return
 
 

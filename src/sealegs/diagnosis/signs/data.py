@@ -13,6 +13,16 @@ RECENT = 50
 """Rows within which a repeated batch is the loader's doing; later it may be the next epoch."""
 NEEDED = 10
 """Losses on each side of a resume that a comparison needs."""
+LITTLE_LEFT = 0.25
+"""Share of the loss of the first epoch below which what is seen again and again is known by heart."""
+GAUSSIAN = 0.6745
+"""The median distance of normal noise from its middle, in standard deviations."""
+FELL = 1.2
+"""How far the held-out loss must have come down for a constant ratio to say something."""
+FEW_RISES = 4
+"""Evaluations before the trouble from which on one may be left out."""
+AGAIN, AGAIN_SHARE = 2, 0.5
+"""Resumes after which the loss is lower, and the share of all of them, from which on it is no chance."""
 
 
 def batch_repeats(facts: Facts) -> Sign:
@@ -106,13 +116,16 @@ def eval_flat(facts: Facts) -> Sign:
     held_out = facts.series("eval_loss").finite
     before = held_out.within(-math.inf, facts.onset).values[-6:]
     after = held_out.within(facts.onset + 1, math.inf).values[:3]
-    if not len(before) or not len(after):
+    if len(before) < 2 or not len(after):
         return _eval_unlogged(facts)
-    # Its noise is its largest rise before: the differences of a steeply falling loss are large, but not noise.
-    noise = 2 * float(np.diff(before).max(initial=0.0))
+    # Its noise is how far it rose before: the differences of a steeply falling loss are large, but not noise. The
+    # largest of several rises is left out: it may be the first evaluation that the trouble has hit.
+    rises = np.sort(np.diff(before).clip(min=0.0))
+    noise = 2 * float(rises[-2 if len(rises) >= FEW_RISES else -1]) if len(rises) else 0.0
     moved = abs(facts.focus.peak_loss - facts.focus.usual)
-    is_flat = after.max() - before[-1] <= max(noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * before[-1])
-    return so(bool(is_flat), f"panel 1: evaluation loss {before[-1]:.4g} before, {after.max():.4g} after")
+    usual = min(float(before[-1]), float(np.median(before)))  # the last may be hit already
+    is_flat = after.max() - usual <= max(noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * usual)
+    return so(bool(is_flat), f"panel 1: evaluation loss {usual:.4g} before, {after.max():.4g} after")
 
 
 def eval_flat_meanwhile(facts: Facts) -> Sign:
@@ -137,7 +150,9 @@ def eval_turns(facts: Facts) -> Sign:
     if len(held_out.values) < 4:
         return _eval_unlogged(facts)
     lowest = int(np.argmin(held_out.values))
-    noise = np.std(np.diff(held_out.values, 2)) / math.sqrt(6) if len(held_out.values) > 4 else 0.0
+    # Second differences, since a trend is no noise; their median, since a loss that falls steeply at first is curved.
+    curved = np.abs(np.diff(held_out.values, 2))
+    noise = float(np.median(curved)) / (GAUSSIAN * math.sqrt(6)) if len(held_out.values) > 4 else 0.0
     rise = held_out.values[max(lowest + 1, len(held_out.values) - 3) :].min(initial=np.inf) - held_out.values[lowest]
     train = facts.loss.finite
     count = max(len(train.values) // 20, 1)
@@ -169,8 +184,102 @@ def falls_by_epochs(facts: Facts) -> Sign:
     return so(bool(found), f"panel 1: the loss steps down at {', '.join(map(str, found[:4]))}")
 
 
+def ends_next_to_nothing(facts: Facts) -> Sign:
+    """The loss in the end is a small part of that of the first epoch, or of the first tenth of the log."""
+    losses, epochs = facts.loss.finite, facts.series("epoch").finite
+    if len(losses.values) < NEEDED * 2:
+        return NOT_ASKED
+    over = epochs.steps[epochs.values >= epochs.values[0] + 1] if len(epochs.values) else epochs.steps
+    first = losses.within(-math.inf, int(over[0])).values if len(over) else losses.values[: len(losses.values) // 10]
+    if not len(first):
+        return NOT_ASKED
+    level, end = float(np.median(first)), float(np.median(losses.values[-NEEDED:]))
+    return so(0 <= end < LITTLE_LEFT * level, f"panel 1: loss {level:.4g} in the first epoch, {end:.4g} in the end")
+
+
+def train_is_multiple_of_eval(facts: Facts) -> Sign:
+    """The training loss has been a whole multiple of the held-out loss all along, while both fell."""
+    ratio, text = _train_to_eval(facts)
+    if isinstance(text, Sign):
+        return text
+    return so(round(ratio) >= 2 and abs(ratio - round(ratio)) < 0.04 * ratio, text)
+
+
+def train_in_bits(facts: Facts) -> Sign:
+    """The training loss has been the held-out loss times 1 / ln 2, or ln 2, all along: bits and nats."""
+    ratio, text = _train_to_eval(facts)
+    if isinstance(text, Sign):
+        return text
+    return so(any(abs(ratio - of) < 0.015 * of for of in (math.log(2), 1 / math.log(2))), text)
+
+
+def _train_to_eval(facts: Facts) -> tuple[float, str | Sign]:
+    """How many times the held-out loss the training loss is, all along, and the sentence; or why that is not known."""
+    held_out, losses = facts.series("eval_loss").finite, facts.loss.finite
+    if len(held_out.values) < FEW_RISES + 2:
+        return math.nan, _eval_unlogged(facts)
+    pairs = [
+        (float(np.median(near)) / value, value)
+        for step, value in zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True)
+        if value > 0 and len(near := losses.within(step - 5 * facts.stride, step + 5 * facts.stride).values)
+    ][1:]  # at first the loss falls too steeply to say
+    if len(pairs) < FEW_RISES:
+        return math.nan, NOT_ASKED
+    ratios, values = np.array(pairs).T
+    ratio, spread = float(np.median(ratios)), float(np.ptp(np.quantile(ratios, [0.1, 0.9])))
+    if spread > 0.1 * ratio or values.max() < FELL * values.min():
+        return math.nan, NOT_ASKED
+    return ratio, f"panel 1: the loss is {ratio:.3g} times the evaluation loss beside it, at {len(ratios)} steps"
+
+
+def multiple_is_the_accumulation(facts: Facts) -> Sign:
+    """That multiple is the number of micro-batches to a step, as the settings have it."""
+    multiple, parts = train_is_multiple_of_eval(facts), facts.known.number("accumulation")
+    if not multiple.holds:
+        return multiple
+    if parts is None:
+        return unlogged("accumulation in the settings")
+    factor = multiple.text.partition(" is ")[2].partition(" ")[0]
+    return so(round(float(factor)) == parts, f"the settings accumulate {parts:g} micro-batches")
+
+
 def lower_after_resume(facts: Facts) -> Sign:
     """After a resume the loss is lower than before it, and steps up later: the data was seen before."""
+    lower = _lower_after(facts)
+    if not lower:
+        return so(False, "panel 1: no resume after which the loss is lower") if facts.resumes else NOT_ASKED
+    resume, (loss, expected) = next(iter(lower.items()))
+    return so(True, f"panel 1: loss {loss:.4g} after the resume at step {resume}, {expected:.4g} by its trend")
+
+
+def lower_after_each_resume(facts: Facts) -> Sign:
+    """After most of several resumes the loss is lower than before: each time the data begins where it was known."""
+    lower = list(_lower_after(facts))
+    steps = ", ".join(map(str, lower[:4]))
+    text = f"panel 1: the loss is lower after {len(lower)} of {len(facts.resumes)} resumes, at {steps}"
+    return so(len(lower) >= max(AGAIN, AGAIN_SHARE * len(facts.resumes)), text)
+
+
+def eval_flat_at_resumes(facts: Facts) -> Sign:
+    """The held-out loss goes on over a resume as before it, where the training loss does not."""
+    lower = _lower_after(facts)
+    held_out = facts.series("eval_loss").finite
+    if not lower:
+        return NOT_ASKED
+    for resume, (loss, expected) in lower.items():
+        before = held_out.within(-math.inf, resume - 1).values[-4:]
+        after = held_out.within(resume, math.inf).values[:1]
+        if len(before) < 2 or not len(after):
+            continue
+        moved = before[-1] - after[0] - max(float(np.median(-np.diff(before))), 0.0)
+        text = f"panel 1: evaluation loss {before[-1]:.4g} before the resume at step {resume}, {after[0]:.4g} after"
+        return so(moved < 0.5 * (expected - loss), text)
+    return _eval_unlogged(facts)
+
+
+def _lower_after(facts: Facts) -> dict[int, tuple[float, float]]:
+    """The resumes after which the loss is lower than by its trend: what it is, and what it should be."""
+    found: dict[int, tuple[float, float]] = {}
     for resume in facts.resumes:
         losses = facts.loss.finite
         before = losses.within(-math.inf, resume - 1).values[-RECENT:]
@@ -182,10 +291,8 @@ def lower_after_resume(facts: Facts) -> Sign:
         expected = begin + slope * (len(before) + len(after) / 2)
         fallen = min(expected, before.mean()) - after.mean()
         if fallen > 5 * spread / math.sqrt(len(after)) and fallen > 0.01 * before.mean():
-            return so(
-                True, f"panel 1: loss {after.mean():.4g} after the resume at step {resume}, {expected:.4g} by its trend"
-            )
-    return so(False, "panel 1: no resume after which the loss is lower") if facts.resumes else NOT_ASKED
+            found[resume] = float(after.mean()), float(expected)
+    return found
 
 
 def data_not_restored(facts: Facts) -> Sign:

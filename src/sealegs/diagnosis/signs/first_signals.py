@@ -2,10 +2,13 @@
 
 import re
 
+import numpy as np
+
+from sealegs.detectors.collapse_rules import APART, APART_FLOOR
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.first_signals.critic import EXPLAINED, LOSS, columns
 from sealegs.diagnosis.first_signals.policy import course_of
-from sealegs.diagnosis.first_signals.track import track_of
+from sealegs.diagnosis.first_signals.track import WIDTH, track_of
 from sealegs.diagnosis.signs.sign import Sign, so, unlogged
 
 # Policies
@@ -59,8 +62,15 @@ def groups_without_spread(facts: Facts) -> Sign:
 
 
 def sampler_apart(facts: Facts) -> Sign:
-    """The sampler's probabilities leave the trainer's, for the same weights."""
-    return _shown(facts, "sampler-apart", "logp_gap", "logp_gap_max", "importance_ratio_max")
+    """The sampler's probabilities leave the trainer's, for the same weights; or slowly, and then the reward falls."""
+    sign = _shown(facts, "sampler-apart", "logp_gap", "logp_gap_max", "importance_ratio_max")
+    fell, gap = facts.shown.get("reward-falls"), track_of(facts.run, "logp_gap")
+    if sign.holds is not False or fell is None or gap is None:
+        return sign
+    early, before = abs(gap.early()), np.abs(gap.values[gap.steps <= fell.step])
+    there = float(np.median(before[-WIDTH:])) if len(before) >= WIDTH else 0.0
+    text = f"{gap.signal} {early:.3g} early on, {there:.3g} by the time the reward falls"
+    return so(there > APART * max(early, APART_FLOOR / 2), text)
 
 
 def clip_saturates(facts: Facts) -> Sign:
@@ -140,6 +150,8 @@ def router_collapses(facts: Facts) -> Sign:
 
 def experts_die(facts: Facts) -> Sign:
     """More and more experts get hardly any token."""
+    if (found := facts.in_columns("appears", "dead") or facts.in_columns("rises", "dead")) is not None:
+        return so(True, found.text)  # a count of them, which is no signal of ours
     return _shown(facts, "experts-die", "dead_expert_share", "expert_load")
 
 

@@ -13,6 +13,8 @@ FP16_NEAR = 6550
 """A tenth of the range of fp16: a norm over a layer's width has single values of its own size."""
 MOSTLY = 0.9
 """Share of the losses of NaN that must have no gradient, where they are those of batches without a target."""
+MANY_HALVINGS = 64.0
+"""A scale that hovers goes up and down by a few halvings."""
 FIRST_SCALE = 65536.0
 """The loss scale that torch's ``GradScaler`` begins with."""
 
@@ -56,6 +58,22 @@ def zero_loss_without_gradient(facts: Facts) -> Sign:
     both = np.intersect1d(broken, zero)
     first = f", the first at step {both[0]}" if len(both) else ""
     return so(len(both) >= 3, f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of NaN or inf{first}")
+
+
+def zero_loss_zero_gradient(facts: Facts) -> Sign:
+    """The loss is written as exactly 0 where the gradient norm is exactly 0, too, at three rows at least: a sum over
+    nothing. A loss that was learned down to nothing does not begin at once."""
+    norms, losses = facts.series("grad_norm"), facts.written_loss
+    zero = losses.steps[losses.values == 0]
+    if norms.is_empty:
+        return unlogged("grad_norm") if len(zero) else NOT_ASKED
+    both = np.intersect1d(norms.steps[norms.values == 0], zero)
+    if len(both) < 3:
+        return so(False, f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of exactly 0")
+    before = losses.finite.within(-math.inf, both[0] - 1).values[-10:]
+    is_sudden = not len(before) or before.min() > 0.01 * float(losses.finite.values[:3].max())
+    text = f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of exactly 0, the first at step {both[0]}"
+    return so(bool(is_sudden), text)
 
 
 def weight_breaks_first(facts: Facts) -> Sign:
@@ -301,6 +319,18 @@ def scale_is_high(facts: Facts) -> Sign:
     if not len(values):
         return unlogged("loss_scale")
     return so(bool(values[-1] >= FIRST_SCALE), f"panel 9: loss scale {values[-1]:.6g} in the end")
+
+
+def scale_falls(facts: Facts) -> Sign:
+    """The loss scale has left the level of the first half of the log for good, many halvings below it."""
+    if facts.dtype != "fp16":
+        return NOT_ASKED
+    values = facts.series("loss_scale").finite.values
+    if len(values) < 40:
+        return unlogged("loss_scale") if not len(values) else NOT_ASKED
+    usual, late = float(np.median(values[len(values) // 4 : len(values) // 2])), values[-max(len(values) // 20, 5) :]
+    text = f"panel 9: loss scale {usual:.6g} in the first half of the log, at most {late.max():.6g} in the end"
+    return so(bool(usual >= MANY_HALVINGS * late.max()), text)
 
 
 def scale_begins_again(facts: Facts) -> Sign:

@@ -3,10 +3,10 @@
 from inspect import getmembers, isfunction
 
 from sealegs.diagnosis.facts import Facts
-from sealegs.diagnosis.signs import data, first_signals, numbers, settings, spikes, state
+from sealegs.diagnosis.signs import columns, data, first_signals, numbers, settings, spikes, state
 from sealegs.diagnosis.signs.sign import Ask, Sign
 
-FAMILIES = (spikes, numbers, data, settings, state, first_signals)
+FAMILIES = (spikes, numbers, data, settings, state, first_signals, columns)
 
 SIGNS: dict[str, Ask] = {
     name.replace("_", "-"): function

@@ -14,6 +14,25 @@ UNEXPLAINED = 5.0
 learning rate, and by all of it if gradients agree from step to step: an update may grow by this factor, hardly more."""
 CLIPS_MUON = 10.0
 """A clip up to which an orthogonalised update is made smaller: its norm is the root of its rank, which is larger."""
+OUTGROWN = 2.0
+"""Growth of updates with a gradient that a second moment which keeps up does not let through for long."""
+NO_RATE, ENDED = 1e-6, 0.15
+"""Share of the peak up to which a learning rate is nothing, and of the log for which it must be so. Schedules that
+fall to 0 are there for a hundredth of the log."""
+ENDS_AT = 0.9
+"""Share of the planned steps from which on a warm-up will not end any more."""
+TINY = 1e-6
+"""Learning rates up to which no run diverges by their size; policies are tuned at them."""
+TWICE = 1.9
+"""Times the loss of guessing from which on a first loss is far above it."""
+FIRST_FEW = 5
+"""Rows in which a rate that is at its peak already had no warm-up."""
+FIRST_ROWS = 50
+"""Rows in which a run without a warm-up shows it, or a fiftieth of the log."""
+HARDLY = 0.25
+"""Share of its fall in as many rows before that a loss must still fall not to have turned."""
+RISEN = 1.3
+"""Growth of a learning rate from its lowest that is worth a look at the loss."""
 SAMPLES = 10
 """Samples of the updates before the onset that define what is usual."""
 
@@ -84,6 +103,24 @@ def updates_leap(facts: Facts) -> Sign:
         f"{least.step}, and the gradient norm {gradients:.2g}-fold"
     )
     return so(least.ratio > UNEXPLAINED * max(gradients, 1.0), text)
+
+
+def updates_outgrow(facts: Facts) -> Sign:
+    """Updates grow several-fold with a gradient, at a smooth learning rate: what divides them lags behind."""
+    if facts.focus is None or not facts.leaps or lr_jumps(facts).holds:
+        return NOT_ASKED
+    names = facts.groups("update_ratio") or ("update_rms",)
+    begin = min(facts.focus.start, facts.onset) - LEAD * facts.stride
+    leaps = [leap for name in names if (leap := _update_leap(facts, name, begin)) is not None]
+    gradient = facts.highest("grad_norm")
+    if not leaps:
+        return unlogged("update_rms")
+    if gradient is None:
+        return unlogged("grad_norm")
+    most = max(leaps, key=lambda leap: leap.ratio)
+    updates = f"updates {most.ratio:.2g}-fold at step {most.step}, gradients {gradient.ratio:.2g}-fold"
+    text = f"panels 3, 5: for their LR, {updates}"
+    return so(most.ratio > OUTGROWN and gradient.ratio > OUTGROWN, text)
 
 
 def step_size_jumps(facts: Facts) -> Sign:
@@ -179,6 +216,83 @@ def lr_falls_then_rises(facts: Facts) -> Sign:
     return so(bool(turned) and is_slow and not jumped and not is_cycle, text)
 
 
+def loss_turns_with_lr(facts: Facts) -> Sign:
+    """Since the learning rate has turned up again, the loss has hardly fallen or rises, while it fell until then."""
+    rates, losses = facts.series("lr").finite, facts.loss.finite
+    if len(rates.values) < 20 or len(losses.values) < 4 * SAMPLES:
+        return unlogged("lr") if rates.is_empty else NOT_ASKED
+    warmed_up = len(rates.values) // 10
+    low = int(np.argmin(rates.values[warmed_up:])) + warmed_up
+    risen = rates.values[-1] / max(rates.values[low], 1e-30)
+    here = int(np.searchsorted(losses.steps, rates.steps[low]))
+    since, count = len(losses.values) - here, max(len(losses.values) // 20, SAMPLES)
+    if risen < RISEN or since < 2 * count or here < 2 * count:
+        return so(False, f"panel 2: LR {rates.values[-1]:.3g} at the end, {rates.values[low]:.3g} at its lowest")
+    middles = (max(here - since, count // 2), here, len(losses.values) - count // 2)
+    before, there, end = (float(np.median(losses.values[at - count // 2 : at + count // 2])) for at in middles)
+    text = f"panels 1, 2: loss {there:.4g} where LR was lowest, {end:.4g} in the end, at {risen:.3g} times that LR"
+    return so(end > there or there - end < HARDLY * (before - there), text)
+
+
+def lr_ends_early(facts: Facts) -> Sign:
+    """The learning rate is at nothing for the last part of the log: the schedule was over before the run."""
+    rates = facts.series("lr").finite
+    if rates.is_empty:
+        return unlogged("lr")
+    nothing = rates.values <= NO_RATE * rates.values.max()
+    rows = len(nothing) - (int(np.flatnonzero(~nothing)[-1]) + 1 if not nothing.all() else len(nothing))
+    is_long = rows >= max(len(nothing) * ENDED, USUAL // 2)
+    since = f" since step {rates.steps[-rows]}, for {rows / len(nothing):.0%} of the log" if is_long else ""
+    return so(is_long, f"panel 2: LR {rates.values[-1]:.3g} in the end{since}")
+
+
+def warm_up_outlasts_the_run(facts: Facts) -> Sign:
+    """The learning rate still rises where the planned steps are nearly over."""
+    planned, rising = facts.known.number("steps"), lr_rises_throughout(facts)
+    if not rising.holds:
+        return rising
+    if planned is None:
+        return unlogged("the planned steps in the settings")
+    is_over = 0 < ENDS_AT * planned <= facts.last <= 1.1 * planned
+    return so(is_over, f"{rising.text}; {planned:g} steps are planned")
+
+
+def rate_above_its_setting(facts: Facts) -> Sign:
+    """The learning rate at its highest is a whole multiple of the one in the settings: by ranks, or by accumulation."""
+    told, rates = facts.known.number("lr"), facts.series("lr").finite.values
+    if rates.size == 0 or told is None or told <= 0:
+        return unlogged("lr" if rates.size == 0 else "the learning rate in the settings")
+    factor = float(rates.max()) / told
+    is_whole = math.isfinite(factor) and round(factor) >= 2 and abs(factor - round(factor)) < 0.01 * factor
+    return so(
+        is_whole, f"panel 2: LR {rates.max():.3g} at its highest, {factor:.3g} times the {told:.3g} of the settings"
+    )
+
+
+def no_warm_up(facts: Facts) -> Sign:
+    """The trouble begins in the first steps, and the learning rate had no warm-up: by the settings, or as logged."""
+    steps, rates = facts.known.number("warmup_steps"), facts.series("lr").finite
+    rows = int((facts.loss.steps < facts.onset).sum())
+    if facts.focus is None or facts.loss.steps[0] > facts.stride or rows > max(len(facts.loss.steps) // 50, FIRST_ROWS):
+        return NOT_ASKED
+    if len(rates.values) >= 5:
+        soon = float(rates.values[:FIRST_FEW].max())
+        text = f"panel 2: LR {soon:.3g} in the first {FIRST_FEW} rows, {rates.values.max():.3g} at its peak"
+        return so(soon > 0.9 * float(rates.values.max()), text)
+    if steps is None:
+        return unlogged("lr")
+    return so(steps <= 0, f"a warm-up of {steps:g} steps, by the settings")
+
+
+def rate_is_tiny(facts: Facts) -> Sign:
+    """The learning rate has never been above a millionth: to lower it further changes nothing."""
+    rates, told = facts.series("lr").finite.values, facts.known.number("lr")
+    if not len(rates) and told is None:
+        return unlogged("lr")
+    highest = float(rates.max()) if len(rates) else float(told or 0.0)
+    return so(0 < highest <= TINY, f"panel 2: LR {highest:.3g} at its highest")
+
+
 def lr_near_peak(facts: Facts) -> Sign:
     """The learning rate is at its highest, or nearly so."""
     rates = facts.series("lr").finite
@@ -265,6 +379,14 @@ def starts_above_uniform(facts: Facts) -> Sign:
         losses[0] > 1.15 * math.log(vocabulary),
         f"first loss {losses[0]:.4g}, ln({vocabulary:g}) is {math.log(vocabulary):.4g}",
     )
+
+
+def starts_far_above_uniform(facts: Facts) -> Sign:
+    """The first loss is twice that of guessing, or more: no model begins so, trained or not."""
+    above, vocabulary = starts_above_uniform(facts), facts.known.number("vocabulary")
+    if not above.holds or vocabulary is None:
+        return above
+    return so(float(facts.loss.finite.values[0]) > TWICE * math.log(vocabulary), above.text)
 
 
 def post_norm_deep(facts: Facts) -> Sign:

@@ -13,6 +13,10 @@ CALM_FOLD = 3.0
 CLIMB, GROWN = 20, 1.5
 """Rows up to half of a rise, and growth of the gradients meanwhile, from which on it is a climb: an update or a batch
 takes the loss up within a few rows."""
+EARLY = 3000
+"""Steps, in the first quarter of a log, in which gradients that climb are of how the model was made."""
+CLIMBED = 4.0
+"""Growth of the gradients before the loss from which on they have climbed."""
 SURPRISING_NATS = 10.0
 """Loss of a token that the model thought all but impossible: a probability below 1 in 20,000."""
 
@@ -177,7 +181,7 @@ def activations_grow(facts: Facts) -> Sign:
 
 def attention_logits_grow(facts: Facts) -> Sign:
     """Attention logits are above 50 and have doubled."""
-    names = facts.groups("attention_logit_max")
+    names = facts.family("attention_logit_max")
     if not names:
         return unlogged("attention_logit_max/<layer>")
     for name in names:
@@ -193,6 +197,22 @@ def gradients_grow(facts: Facts) -> Sign:
     if trend is None or change is None:
         return unlogged("grad_norm")
     return so(trend >= 0.5 and change.ratio > 1.1, f"panel 3: grad norm {change.usual:.3g}, then {change.value:.3g}")
+
+
+def gradient_climbs_before(facts: Facts) -> Sign:
+    """Early in the run the gradient norm has climbed many-fold, from row to row, before the loss leaves its course."""
+    rows = int((facts.loss.steps < facts.onset).sum())
+    if facts.focus is None or facts.onset > EARLY or rows > len(facts.loss.steps) / 4:
+        return NOT_ASKED
+    norms = facts.series("grad_norm").finite.within(-math.inf, facts.onset - 1).values
+    if len(norms) < 2 * CLIMB:
+        return unlogged("grad_norm") if not len(norms) else NOT_ASKED
+    levels = np.array([float(np.median(part)) for part in np.array_split(norms, 8)])
+    lowest = int(np.argmin(levels))
+    rises = np.diff(levels[lowest:]) > 0
+    growth = levels[-1] / max(levels[lowest], 1e-30)
+    text = f"panel 3: grad norm {levels[lowest]:.3g} at its lowest, {levels[-1]:.3g} just before step {facts.onset}"
+    return so(len(rises) >= 3 and bool(rises.mean() >= 0.75) and growth >= CLIMBED, text)
 
 
 def gradients_vanish(facts: Facts) -> Sign:

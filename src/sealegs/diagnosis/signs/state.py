@@ -15,12 +15,19 @@ from sealegs.diagnosis.signs import settings as signs_of_settings
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 from sealegs.record.manifest import dotted
 
+OF_WEIGHTS = re.compile(r"(?!.*(?:grad|layer_?norm|rms_?norm))(?:.*[/_.])?(?:param|weight|lora|adapter).*norm")
+"""Names of columns with the norm of weights."""
 REWARD = re.compile(r"reward|\breturns?\b|ep_?ret|ep_rew|score")
 """Names under which loops log their objective."""
+COURSE = 200
+"""Rows after a resume whose course is compared with what came before."""
+STILL = 50
+"""Rows in which a norm of weights must have moved, if anything is updated."""
+NO_CHANCE, TWICE_SO = 0.15, 0.45
+"""Distance from a whole number at which a ratio is taken for one: of all ratios a third are so near. Where two signals
+must have the same ratio it may be further."""
 FAR_BEYOND = 100.0
 """How many times its norm a group of weights becomes that no update has made so."""
-MEMORY = 100
-"""Steps in which a second moment fills up if beta2 is not known: between the 20 of 0.95 and the 1000 of 0.999."""
 
 
 def resumed_before(facts: Facts) -> Sign:
@@ -58,7 +65,9 @@ def calibrates_again(facts: Facts) -> Sign:
     if name is None:
         return unlogged("grad_norm")
     beta2 = facts.known.number("beta2")
-    memory = 1 / max(1 - beta2, 1e-3) if beta2 is not None else MEMORY
+    if beta2 is None:
+        return unlogged("optimizer.beta2 in the settings")
+    memory = 1 / max(1 - beta2, 1e-3)
     series = facts.series(name).finite
     before = series.within(-math.inf, resume - 1).values[-20:]
     early = series.within(resume, resume + memory).values
@@ -88,6 +97,31 @@ def leaps_after_resume(facts: Facts) -> Sign:
     step, loss, usual, limit = first
     text = f"panel 1: loss {loss:.4g} at step {step}, {usual:.4g} before the resume, and leaps at step {facts.onset}"
     return so(loss <= limit and step < facts.onset <= step + NEAR, text)
+
+
+def goes_on_from_earlier(facts: Facts) -> Sign:
+    """The losses after a resume are those from an earlier step on, at the same pace: another checkpoint was loaded."""
+    for resume in facts.resumes:
+        before = facts.loss.finite.within(-math.inf, resume - 1)
+        after = facts.loss.finite.within(resume, math.inf).values[:COURSE]
+        if len(after) < COURSE // 4 or len(before.values) < 2 * len(after):
+            continue
+        noise = max(float(np.std(np.diff(part))) for part in (before.values[-COURSE:], after)) / math.sqrt(2)
+        rows = len(after) // NEAR * NEAR
+        now = after[:rows].reshape(-1, NEAR).mean(axis=1)
+        means = np.convolve(before.values, np.ones(NEAR) / NEAR, "valid")
+        starts = np.arange(len(means) - rows + NEAR)
+        off = np.abs(means[starts[:, None] + np.arange(0, rows, NEAR)[None, :]] - now).mean(axis=1)
+        best = int(np.argmin(off))
+        apart = noise / math.sqrt(NEAR)
+        is_off = now[0] - float(before.values[-2 * NEAR :].mean()) > 4 * apart
+        has_shape = now[0] - now[-1] > 6 * apart
+        is_earlier = len(before.values) - best > rows + NEAR
+        if is_off and has_shape and is_earlier and off[best] < 2 * apart:
+            step = int(before.steps[best])
+            text = f"panel 1: the {rows} losses after the resume at step {resume} are as those from step {step} on"
+            return so(True, f"{text}, at the same pace")
+    return so(False, "") if facts.resumes else NOT_ASKED
 
 
 def parts_restored(facts: Facts) -> Sign:
@@ -170,6 +204,20 @@ def one_rank_stands_out(facts: Facts) -> Sign:
     if not told:
         return unlogged("culprit")
     return so(bool(ranks), f"the worst gradient: {(ranks or told)[0]}")
+
+
+def weights_stand_still(facts: Facts) -> Sign:
+    """No logged norm of weights has changed by one digit, at a learning rate above 0."""
+    names = [name for name in facts.run.signals if OF_WEIGHTS.search(name.lower()) and facts.run.has_numbers(name)]
+    norms = {name: facts.series(name).finite.values for name in names}
+    logged = {name: values for name, values in norms.items() if len(values) >= STILL}
+    if not logged:
+        return unlogged("param_norm")
+    rates = facts.series("lr").finite.values
+    stands = all(values.min() == values.max() for values in logged.values())
+    is_some = any(values.max() > 0 for values in logged.values()) and (not len(rates) or rates.max() > 0)
+    name, values = next(iter(logged.items()))
+    return so(stands and is_some, f"panel 5: {name} is {values[0]:.6g} in all of {len(values)} rows")
 
 
 def weights_grow(facts: Facts) -> Sign:
@@ -286,9 +334,20 @@ def multiple_of_uniform(facts: Facts) -> Sign:
     return so(is_whole and (parts is None or round(factor) == parts), text)
 
 
-def _is_multiple(factor: float, *, within: float) -> bool:
-    """Whether it is 2, 3, ... but for a share of itself; losses near the largest number make it infinite."""
-    return math.isfinite(factor) and round(factor) >= 2 and abs(factor - round(factor)) < within * factor
+def multiple_by_the_settings(facts: Facts) -> Sign:
+    """That multiple is the number of micro-batches to a step, as the settings have it."""
+    multiple, parts = multiple_of_uniform(facts), facts.known.number("accumulation")
+    if not multiple.holds:
+        return multiple
+    return unlogged("accumulation in the settings") if parts is None else multiple
+
+
+def _is_multiple(factor: float, *, within: float, at_most: float = NO_CHANCE) -> bool:
+    """Whether it is 2, 3, ... but for a share of itself, and nearer to it than chance would have it; losses near the
+    largest number make it infinite."""
+    if not math.isfinite(factor) or round(factor) < 2:
+        return False
+    return abs(factor - round(factor)) < min(within * factor, at_most)
 
 
 def scaled_by_whole_number(facts: Facts) -> Sign:
@@ -305,7 +364,7 @@ def scaled_by_whole_number(facts: Facts) -> Sign:
             return unlogged("grad_norm")
         ratios.append(float(np.median(after) / max(np.median(before), 1e-30)))
     whole = [max(ratio, 1 / max(ratio, 1e-30)) for ratio in ratios]
-    close = all(_is_multiple(ratio, within=0.08) for ratio in whole)
+    close = all(_is_multiple(ratio, within=0.08, at_most=TWICE_SO) for ratio in whole)
     is_same = close and round(whole[0]) == round(whole[1])
     return so(
         is_same, f"panels 1, 3: loss {ratios[0]:.3g}-fold and grad norm {ratios[1]:.3g}-fold at once, and stays so"
@@ -328,6 +387,18 @@ def is_flat(facts: Facts) -> Sign:
     losses = facts.loss.finite.within(found[0].start, math.inf).values
     level = float(median(losses)) if len(losses) else math.nan
     return so(True, f"panel 1: flat at {level:.4g} from step {found[0].start} on")
+
+
+def flat_from_the_start(facts: Facts) -> Sign:
+    """The loss has never fallen: flat from the first rows on."""
+    sign = is_flat(facts)
+    values = facts.loss.finite.values
+    if not sign.holds or len(values) < 2 * NEAR:
+        return so(False, sign.text)
+    first, rest = float(np.median(values[:NEAR])), values[NEAR:]
+    spread = float(np.std(rest))
+    is_so = abs(first - float(np.median(rest))) < max(2 * spread, 0.02 * abs(first))
+    return so(is_so, f"panel 1: loss {first:.4g} in the first rows, {np.median(rest):.4g} in all others")
 
 
 def loss_hovers(facts: Facts) -> Sign:

@@ -17,6 +17,8 @@ from sealegs.record.schema import speakable
 from sealegs.report.panel_names import with_panel_names
 
 WIDTH = 100
+MOST_UNJUDGED = 20
+"""Lines of the whole text that name columns that were not judged; JSON has all of them."""
 MOST_LINES = 35
 """Lines of the page. All of it is behind ``--explain``."""
 SHOWN_ATTEMPTS = 3
@@ -83,14 +85,16 @@ def why(diagnosis: Diagnosis) -> str:
     return f"Why: {_name(top)} ({top.grade}){': ' if text else ''}{with_panel_names(text)}"
 
 
-def _origin(diagnosis: Diagnosis) -> list[str]:
+def _origin(diagnosis: Diagnosis, most: int = 1) -> list[str]:
+    """Where it was read from and what it is, with at most so many lines of columns that were not judged."""
     found = diagnosis.findings
     steps = found.run.steps
     span = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "no steps"
     taken = _taken(diagnosis.mapping)
     lines = _cut(_wrapped(f"{diagnosis.source}: {diagnosis.format}, {len(steps):,} rows, {span}", ""), 2)
     lines += _cut(_wrapped(f"read {taken}" if taken else "", "  "), 2)
-    return lines + _wrapped(f"kind of run: {found.kind.words}", "  ")
+    lines += _wrapped(f"kind of run: {found.kind.words}", "  ")
+    return lines + _cut(_wrapped(f"not judged: {', '.join(found.unjudged)}", "  ") if found.unjudged else [], most)
 
 
 def _blocks(diagnosis: Diagnosis) -> list[Block]:
@@ -187,7 +191,7 @@ def whole(diagnosis: Diagnosis) -> str:
     lines = [
         *headline(diagnosis),
         "",
-        *_origin(diagnosis),
+        *_origin(diagnosis, MOST_UNJUDGED),
         *(line for remark in diagnosis.remarks for line in _wrapped(remark, "  ")),
         *_section("What was done to the run", [line for text in deeds(found.done) for line in _wrapped(text, "  ")]),
         *_section("What was tried", [line for text in diagnosis.tried for line in _wrapped(text, "  ")]),
@@ -249,6 +253,14 @@ def contract(diagnosis: Diagnosis) -> dict[str, Any]:
             }
             for incident in found.incidents
         ],
+        "columns": {
+            "judged": list(found.judged),
+            "not_judged": list(found.unjudged),
+            "findings": [
+                {name: getattr(each, name) for name in ("signal", "step", "shows", "text", "is_strong", "lasts")}
+                for each in found.columns
+            ],
+        },
         "attempts": attempts.contract(attempts.attempts_in(found.run)),
         "path": [
             {name: getattr(answer, name) for name in ("question", "text", "answer", "evidence", "next")}

@@ -119,6 +119,25 @@ class Kind(TypedDict):
     missing: list[str]
 
 
+class ColumnFinding(TypedDict):
+    """Something out of the ordinary in a column beside the loss."""
+
+    signal: str
+    step: int
+    shows: str
+    text: str
+    is_strong: bool
+    lasts: bool
+
+
+class JudgedColumns(TypedDict):
+    """Which columns were judged, which were not, and what was found in them."""
+
+    judged: list[str]
+    not_judged: list[str]
+    findings: list[ColumnFinding]
+
+
 class Setting(TypedDict):
     """What a pre-flight rule says of the settings of the run."""
 
@@ -148,6 +167,7 @@ class Checked(TypedDict):
     interventions: Interventions | None
     metric_problems: list[MetricProblem]
     incidents: list[Incident]
+    columns: JudgedColumns
     attempts: list[Attempt]
     path: list[Answer]
     hypotheses: list[Hypothesis]

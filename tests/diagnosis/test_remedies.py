@@ -1,0 +1,100 @@
+"""What must not be advised: remedies that do harm where they are carried out, and tests that would."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.diagnosis.streams import Case, run_from
+
+from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.findings import look
+from sealegs.diagnosis.rank import diagnose
+
+CALM: dict[str, Any] = {"line": [[0, 6.0], [100, 3.0], [600, 2.5]], "noise": 0.01}
+NORM: dict[str, Any] = {"line": [[0, 3.0], [100, 1.0], [600, 0.8]], "noise": 0.05}
+
+
+def diagnosed(place: Path, **stream: Any) -> Diagnosis:
+    place.mkdir(exist_ok=True)
+    run = run_from(Case("remedies", "", {"steps": 600, **stream}, {}), place)
+    return diagnose(look(run), source="here", format="case")
+
+
+@pytest.mark.parametrize(("rate", "is_advised"), [(1e-4, True), (5e-7, False)])
+def test_a_rate_of_a_millionth_is_not_halved(rate: float, is_advised: bool, tmp_path: Path) -> None:
+    ran_away = {
+        "reward": {"line": [[0, 0.2], [300, 0.6], [330, 0.1], [600, 0.1]], "noise": 0.05},
+        "kl": {"line": [[0, 0.01], [300, 0.012], [310, 0.6], [600, 0.7]], "noise": 0.05},
+        "policy_entropy": {"line": [[0, 0.5], [300, 0.5], [320, 2.5], [600, 2.6]], "noise": 0.03},
+        "lr": {"line": [[0, rate], [600, rate]]},
+    }
+    found = diagnosed(tmp_path, signals={"loss": {"line": [[0, 0.02], [600, 0.02]], "noise": 0.3}, **ran_away})
+    assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("kl-blow-up", "supported")
+    assert ("halve the LR" in found.first_action) is is_advised
+    assert "weight" in found.first_action, "what is left is still advised"
+
+
+def test_what_never_fell_gets_no_lower_rate(tmp_path: Path) -> None:
+    level = {"line": [[0, 2.9], [600, 2.9]], "noise": 0.01}
+    found = diagnosed(tmp_path, signals={"loss": level, "grad_norm": {"line": [[0, 0.4], [600, 0.4]], "noise": 0.1}})
+    assert found.hypotheses[0].cause == "plateau"
+    assert "ower the LR" not in found.first_action
+    assert "decay" not in found.first_action
+    assert "one batch until it is known by heart" in found.first_action
+
+
+@pytest.mark.parametrize(("scale", "words"), [(1.0, "clip gradients at 0.5"), (16384.0, "unscale gradients")])
+def test_a_clip_is_in_the_units_of_the_gradients(scale: float, words: str, tmp_path: Path) -> None:
+    norm = {"line": [[0, 3.0 * scale], [100, 0.9 * scale], [600, 0.8 * scale]], "noise": 0.05}
+    shares = {"0": f"{'9 ' * 20}{'0 ' * 20}", "400": f"{'9 ' * 20}0 3{' 0' * 18}", "401": f"{'9 ' * 20}{'0 ' * 20}"}
+    leap = CALM | {"line": [[0, 6.0], [100, 3.0], [399, 2.6], [400, 5.6], [440, 3.6], [600, 3.4]]}
+    signals = {
+        "loss": leap,
+        "grad_norm": norm | {"set": [[400, 400, 60.0 * scale]]},
+        "lr": {"line": [[0, 1e-5], [50, 3e-4], [600, 2e-4]]},
+        "batch_hash": {"batches": True},
+        "token_loss_histogram": {"texts": shares},
+    }
+    found = diagnosed(tmp_path, signals=signals)
+    assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("long-tail-token", "supported"), found.hypotheses
+    assert words in found.first_action
+
+
+def test_weights_are_not_left_alone_where_the_evaluation_loss_rose(tmp_path: Path) -> None:
+    """The first evaluation that is hit comes before the training loss is seen to leave its course."""
+    shifted = {"line": [[0, 6.0], [100, 3.0], [299, 2.8], [300, 3.6], [600, 3.5]], "noise": 0.01}
+    mixed = {"texts": {"0": "code=7 web=1", "300": "code=1 web=7"}}
+    for held_out, is_left in (([[0, 3.2], [600, 2.7]], True), ([[0, 3.2], [240, 2.9], [260, 3.5], [600, 3.6]], False)):
+        measured = {"line": held_out, "every": 20}
+        signals = {"loss": shifted, "grad_norm": NORM, "eval_loss": measured, "sources": mixed}
+        found = diagnosed(tmp_path / str(is_left), signals=signals)
+        assert ("eave the weights alone" in found.first_action) is is_left, found.first_action
+
+
+def test_a_run_that_calls_for_action_is_not_left_alone(tmp_path: Path) -> None:
+    breaks = CALM | {"set": [[590, 600, "NaN"]], "line": [[0, 6.0], [60, 3.0], [100, 2.9], [600, 2.9]], "noise": 0.003}
+    found = diagnosed(tmp_path, signals={"loss": breaks, "grad_norm": NORM})
+    assert found.findings.verdict == "act"
+    assert "eave it" not in found.first_action
+
+
+def test_the_checkpoint_lies_before_the_gradients_left_their_course(tmp_path: Path) -> None:
+    loss = CALM | {"line": [[0, 6.0], [100, 3.0], [430, 2.6], [431, 4.5], [600, 4.9]]}
+    climbing = NORM | {"line": [[0, 3.0], [100, 1.0], [400, 0.8], [406, 9.0], [430, 40.0], [600, 30.0]]}
+    found = diagnosed(tmp_path, signals={"loss": loss, "grad_norm": climbing}, checkpoints=20)
+    assert "before step 40" in found.first_action, found.first_action
+
+
+def test_what_was_tried_and_did_not_help_counts_against_its_cause(tmp_path: Path) -> None:
+    """Half the rate from step 300 on, and the loss leaps again."""
+    leaps = [[150 * turn + 50, 150 * turn + 60, 5.0] for turn in range(1, 4)]
+    loss = CALM | {"set": leaps, "after_resume": CALM | {"set": leaps}}
+    halved = {"line": [[0, 1e-3], [600, 1e-3]], "after_resume": {"line": [[300, 5e-4], [600, 5e-4]]}}
+    once = {"line": [[0, 1e-3], [600, 1e-3]]}
+    grades = []
+    for place, rate in (("halved", halved), ("once", once)):
+        signals = {"loss": loss, "grad_norm": NORM, "lr": rate}
+        found = diagnosed(tmp_path / place, signals=signals, resumes=[[300, 380]] if rate is halved else [])
+        grades.append({each.cause: each for each in found.hypotheses}.get("lr-too-high"))
+    assert grades[1] is not None
+    assert grades[0] is None or any("came again" in text for text in grades[0].evidence_against)
