@@ -135,7 +135,7 @@ def test_signs_of_ranks_and_weights() -> None:
         made[f"checksum_norm/rank_{rank}"] = 100 + 0.01 * rows + (rank == 2) * np.where(rows < 700, 0, 1e-2)
         made[f"grad_norm/rank_{rank}"] = noisy(random, np.ones(1200), 0.03)
     made["grad_norm/rank_1"][[800, 900, 1000]] *= 80
-        made[f"checksum_norm/rank_{rank}"] = np.asarray(100 + 0.01 * rows + (1e-2 if rank == 2 else 0.0) * (rows >= 700), float)
+    made["param_norm"] = np.asarray(50 + 0.5 * rows, np.float64)
     facts = Facts(seen(made))
     assert copies_part(facts).text.startswith("checksum_norm/rank_2 is not the same as its 3 siblings since step 700")
     assert one_rank_leaps_alone(facts).text.startswith("grad_norm/rank_1 leaps alone in 3 rows, first at step 800")
