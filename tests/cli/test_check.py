@@ -353,7 +353,7 @@ def test_a_loss_about_zero_is_explained(check: Check, tmp_path: Path) -> None:
     words = " ".join(out.split())
     assert code == 0
     assert "CANNOT TELL: the loss goes to and fro about zero" in words
-    assert "First action: Go by the reward, not by this loss" in words
+    assert "First action: Find out: plot the reward beside the loss" in words
     assert "Log this next time the settings, reward, entropy, kl" in words
     assert "hovers: A loss of both signs" in words
 

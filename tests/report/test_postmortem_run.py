@@ -667,7 +667,7 @@ def test_what_is_not_in_the_record_rules_out_what_is(spiked: Case) -> None:
     assert out[0] in line.rpartition("rules out")[2]
     document = postmortem_of(replace(spiked, replayed=shown))
     assert document.lesson.startswith("spike at step 600: ")
-    assert document.symptoms.unusual_tokens == ()
+    assert document.symptoms.unusual_tokens is None
 
 
 FACTS: dict[str, Any] = {}
