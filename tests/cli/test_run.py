@@ -113,6 +113,7 @@ def test_signals_go_through(number: signal.Signals, tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the tests may run where it is ignored
     ) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "begun").exists():

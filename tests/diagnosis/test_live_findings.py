@@ -115,7 +115,7 @@ def test_what_the_run_went_back_over_does_not_stand(back: dict[str, Any], tmp_pa
     assert diagnosed(tmp_path, alarm, back).findings.verdict == "healthy"
 
 
-@pytest.mark.parametrize(("until", "verdict"), [(1600, "act"), (1200, "healthy")])
+@pytest.mark.parametrize(("until", "verdict"), [(1600, "act"), (1200, "watch")])
 def test_ranks_that_differ_to_the_end_call_for_action(until: int, verdict: str, tmp_path: Path) -> None:
     differ = {"line": [[0, 0.0], [1600, 0.0]], "every": 100, "set": [[1000, until, 1.0]]}
     found = diagnosed(tmp_path, ranks_differ=differ).findings
