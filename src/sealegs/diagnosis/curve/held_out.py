@@ -1,6 +1,7 @@
 """Tells a held-out loss that rises while the training loss falls: the model learns its data by heart.
 
-That is no damage of the run, whose earlier checkpoint is the better one: it is told, and changes no verdict.
+That is no damage of the run, whose earlier checkpoint is the better one: here it is told. Whether it is to be watched
+say the columns (``diagnosis/columns``) and the causes.
 """
 
 import numpy as np
