@@ -18,6 +18,9 @@ FAR, DEVIATIONS = 0.25, 3.0
 """A loss is far above the usual from this share of it on, and from this many of its deviations on."""
 LEFT = 0.1
 """A loss within this share of its rise has all but come back."""
+SHORT = 0.1
+"""Share of its steps by which a run that went back may end short of where it was: batches that are left out at its end
+make it shorter, and are no harm."""
 REMEMBERED = 8
 """How many unrecovered incidents are remembered."""
 
@@ -91,7 +94,7 @@ class RunEnd:
 
     def what_is_wrong(self, number: int) -> str:
         """Why the run has not ended well, in a sentence; empty where it has. Step ``number`` would come next."""
-        if number < self._left_at:
+        if number < (1 - SHORT) * self._left_at:
             return f"it went back from step {self._left_at}, and ended at step {number} before it was there again"
         if not self._last:
             return ""
