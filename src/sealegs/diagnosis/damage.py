@@ -36,6 +36,8 @@ STEEPER = 3.0
 LEAP = 0.1
 """A weight norm leaps if it changes by more than this share from one block to the next: what is measured at every step,
 as around an incident, would show each copy of a target network as a leap."""
+TENTHS = 10
+"""Parts of a rise that are compared."""
 ODD = 10.0
 """The change must also be more than this many times the usual change."""
 EXPLAINED = 2.0
@@ -52,7 +54,7 @@ def is_cleared(findings: Findings, incident: Incident) -> bool:
     last = facts.last if incident.end is None else incident.end
     record = _Stretch(facts, incident.start, max(incident.start, last))  # the run may have gone back since
     shows_more = record.rate_leaps or record.weights_leap or record.is_steeper
-    shows_more |= incident.trajectory == "divergent" and record.weights_double
+    shows_more |= record.rises_on and record.weights_double
     return record.would_show and not shows_more and not any(SIGNS[name](facts).holds for name in ELSEWHERE)
 
 
@@ -112,6 +114,16 @@ class _Stretch:
             if is_leap.any() or (grown > LIMITS.norm_factor).any():
                 return True
         return False
+
+    @property
+    def rises_on(self) -> bool:
+        """Whether the loss goes on rising: by tenths of the stretch, up to the end of the record, hardly one is lower
+        than the one before."""
+        losses = self.facts.loss.finite.within(self.first, self.last).values
+        if self.last < self.facts.last or len(losses) < TENTHS * BLOCK:
+            return False
+        levels = np.array([np.median(part) for part in np.array_split(losses, TENTHS)])
+        return bool(np.argmax(levels) == TENTHS - 1 and (np.diff(levels) < 0).sum() <= 2)
 
     @property
     def weights_double(self) -> bool:
