@@ -514,7 +514,7 @@ def _unseen(run: Run, curve: LossCurve, rules: str) -> tuple[str, ...]:
         )
     _, lasting = passing(points)
     if points and lasting < SLOW:
-        told.append(f"{points} points: a rise of more than {lasting} rows counts as lasting here, not one of {SLOW}")
+        told.append(f"{points} rows are few: a rise is lasting from {lasting} rows on here, not from {SLOW} on")
     if rules == "calibrated" and 0 < points < live_statistic.LONG:
         told.append(
             f"{points} points: rises of less than {math.expm1(SMALLEST):.0%} are not told from noise in so short a log"

@@ -424,6 +424,11 @@ def _unknown(likely: list[Weighed], weighed: list[Weighed], test: str) -> Weighe
     """The card for an unknown cause, with a test. It names the signals that most of the other causes miss."""
     missed = Counter(name for item in weighed for name in item.hypothesis.missing)
     missing = tuple(name for name, _ in missed.most_common(TELLING))
-    text = "no sign decides between the causes above" if likely else "no sign speaks for any known cause"
+    between = (
+        "no sign decides between the causes above"
+        if len(likely) > 1
+        else "what speaks for the cause above is not enough"
+    )
+    text = between if likely else "no sign speaks for any known cause"
     hypothesis = Hypothesis(cause="unknown", grade="hypothesis", evidence_for=(text,), missing=missing, next_test=test)
     return Weighed(causes()["unknown"], "hypothesis", 0, hypothesis)
