@@ -57,7 +57,9 @@ TRAINS = (
         "preflight_check/test_coordcheck",
         "signals/test_activations",
     ),
-    *("state/test_extra_state", "test_bit_for_bit", "test_examples", "test_readme"),
+    *("cli/test_run", "lab/test_policy_gradient", "step/test_decision", "step/test_undo", "step/test_update"),
+    *("state/test_extra_state", "state/test_frozen", "state/test_resume_audit", "state/test_shadows"),
+    *("test_bit_for_bit", "test_examples", "test_guard", "test_readme"),
 )
 """Folders and files whose tests train, or wait for other processes: ``make quick`` leaves them out."""
 TESTS = Path(__file__).parent
