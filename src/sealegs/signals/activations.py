@@ -364,17 +364,19 @@ def underflow_share(grads: Iterable[Tensor], scale: Tensor | float = 1.0) -> Ten
     0.9, where whole runs begin to be lost, the value bends towards 31/32. Tensors of fewer than 32 elements are passed
     over; without any other the share is 0.
     """
-    runs, telling_runs = [], []
+    runs = []
     for grad in grads:
         if _is_plain(grad) and local(grad).numel() >= _RUN:
             elements = flat(local(grad))
             whole = elements[: len(elements) // _RUN * _RUN].view(-1, _RUN)
             runs.append(whole[:: spacing(len(whole), MOST_SAMPLED // _RUN)])
-            has_some = (runs[-1] != 0).any(dim=1, keepdim=True)
-            telling_runs.append(has_some | ~has_some.any())
     if not runs:
         return torch.zeros(())
-    sample, is_telling = torch.cat(runs).float(), torch.cat(telling_runs)
+    sample = torch.cat(runs).float()
+    has_some = (sample != 0).any(dim=1)
+    of_tensors = has_some.split([len(each) for each in runs])
+    is_alive = torch.cat([each.any().expand(len(each)) for each in of_tensors])
+    is_telling = (has_some | ~is_alive)[:, None]
     lost = (sample.abs() * scale <= _LOST).logical_and_(is_telling).sum()
     telling = is_telling.sum() * _RUN
     return lost / telling
