@@ -578,12 +578,12 @@ def test_rises_far_below_the_first_loss_do_not_count() -> None:
     assert kinds(look(run(loss))) == ["spike"]
 
 
-def test_a_log_of_40_points() -> None:
+def test_a_log_of_40_rows() -> None:
     loss = falling(40)
     loss[25:27] *= 3
     found = look(run(loss, every=50))
     assert [(one.kind, one.trajectory) for one in found.incidents] == [("spike", "slow")]
-    assert any("40 points" in text for text in found.unseen)
+    assert any("40 rows" in text for text in found.unseen)
 
 
 def test_what_a_coarse_log_cannot_show_is_said() -> None:

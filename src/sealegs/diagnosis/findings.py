@@ -517,11 +517,11 @@ def _unseen(run: Run, curve: LossCurve, rules: str) -> tuple[str, ...]:
         told.append(f"{points} rows are few: a rise is lasting from {lasting} rows on here, not from {SLOW} on")
     if rules == "calibrated" and 0 < points < live_statistic.LONG:
         told.append(
-            f"{points} points: rises of less than {math.expm1(SMALLEST):.0%} are not told from noise in so short a log"
+            f"{points} rows: rises of less than {math.expm1(SMALLEST):.0%} are not told from noise in so short a log"
         )
     if live_statistic.is_screened(curve):
         told.append(
-            f"{points} points: lasting rises are looked for in medians of {-(-points // 16384)}, single spikes "
+            f"{points} rows: lasting rises are looked for in medians of {-(-points // 16384)}, single spikes "
             f"only around the {live_statistic.SCREENED} highest points"
         )
     if points and "grad_norm" not in run.signals:
