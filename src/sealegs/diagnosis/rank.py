@@ -349,7 +349,9 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     elif top.card.name in LEAVE_IT:  # the run asks for an action, and to leave it is none
         parts.append(f"find out: {top.hypothesis.next_test}")
     elif orders := _orders(facts, top.card.remedies):
-        is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST) or _is_of_the_loader(facts, top)
+        is_lasting = (
+            not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST) or _is_of_the_loader(facts, top)
+        )
         parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
     elif not parts:  # every remedy was tried
         parts.append(f"find out: {top.hypothesis.next_test or 'what else changed about the onset'}")
