@@ -33,6 +33,6 @@ def repeated_steps(run: Run) -> Indices:
     stuck: list[Indices] = []
     for at in np.flatnonzero(np.diff(edges) >= IN_A_ROW).tolist():
         first, end = int(edges[at]), int(edges[at + 1])
-        if 0 < first and end < len(batches) and batches[first] not in batches[max(first - BEFORE, 0) : first]:
+        if first > 0 and end < len(batches) and batches[first] not in batches[max(first - BEFORE, 0) : first]:
             stuck.append(steps[first + 1 : end])
     return np.concatenate(stuck) if stuck else np.empty(0, np.int64)
