@@ -1,6 +1,6 @@
 """Trainings of a program that knows of no guard, but for one: run by test_launch.py below `sealegs run`.
 
-Prints the weights and moments that each ended with; before them, where PEFT is installed, what the example of LoRA does.
+Prints the weights and moments that each ended with; before them what the example of LoRA does, where PEFT is installed.
 """
 
 import json
