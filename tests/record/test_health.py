@@ -48,7 +48,8 @@ def ended_by_playbook(step: int) -> dict[str, Any]:
         ([begun(), halted(310), begun(200), halted(330)], "halted", "do not restart", 200),
         ([begun(), halted(310), begun(200), halted(800)], "halted", "restart from healthy", 200),
         ([begun(), halted(310), begun(200)], "healthy", "go on", 200),
-        ([begun(), ended_by_playbook(310)], "halted", "do not restart", 200),
+        ([begun(), ended_by_playbook(310)], "halted", "restart from healthy", 200),
+        ([begun(), ended_by_playbook(310), begun(200), ended_by_playbook(320)], "halted", "do not restart", 200),
         ([begun(), {"kind": "end", "time": 4.0, "step": 320, "reason": "finished"}], "finished", "go on", 200),
         (
             [begun(), {"kind": "end", "time": 4.0, "step": 320, "reason": "failed", "error": "CUDA error"}],

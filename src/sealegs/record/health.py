@@ -260,8 +260,6 @@ def _newest_healthy(
 class _Halt(NamedTuple):
     step: int
     text: str
-    is_last_rung: bool
-    """Whether a playbook had tried everything that it has."""
 
 
 def _halts(events: Iterable[Mapping[str, Any]], pardoned: float) -> list[_Halt]:
@@ -272,9 +270,7 @@ def _halts(events: Iterable[Mapping[str, Any]], pardoned: float) -> list[_Halt]:
         if event["kind"] == "guard":
             is_new = True
         elif _is_halt(event) and event["time"] > pardoned:
-            halt = _Halt(event["step"], str(event.get("text", "")), event["kind"] == "intervention")
-            if is_new or halt.is_last_rung:
-                found = [*(found if is_new else found[:-1]), halt]
+            found += [_Halt(event["step"], str(event.get("text", "")))] if is_new else []
             is_new = False
     return found
 
@@ -291,8 +287,6 @@ def _is_halt(event: Mapping[str, Any]) -> bool:
 
 def _would_happen_again(halts: Sequence[_Halt]) -> str:
     """Why a restart would be halted, too; empty where that is not known."""
-    if halts and halts[-1].is_last_rung:
-        return f"halted at step {halts[-1].step}, after all that its playbook has: {halts[-1].text}"
     if len(halts) > 1 and halts[-1].step - halts[-2].step <= AGAIN:
         one, two = halts[-2].step, halts[-1].step
         return f"halted at step {one}, and again at step {two} after a restart: {halts[-1].text}"
