@@ -36,6 +36,9 @@ def ended_by_playbook(step: int) -> dict[str, Any]:
     return alarm(step, kind="intervention", acted=True, actions=[{"action": "halt"}])
 
 
+ALONE = begun(200, playbook=None)
+
+
 @pytest.mark.parametrize(
     ("events", "verdict", "advice", "healthy"),
     [
@@ -44,10 +47,11 @@ def ended_by_playbook(step: int) -> dict[str, Any]:
         ([begun(), alarm(150)], "incident", "restart from healthy", 100),
         ([begun(), alarm(150), closed(190, 150)], "healthy", "go on", 200),
         ([begun(playbook=None), alarm(250)], "healthy", "go on", 300),  # ended 50 steps ago, and nothing since
-        ([begun(), halted(310)], "halted", "restart from healthy", 200),
-        ([begun(), halted(310), begun(200), halted(330)], "halted", "do not restart", 200),
-        ([begun(), halted(310), begun(200), halted(800)], "halted", "restart from healthy", 200),
-        ([begun(), halted(310), begun(200)], "healthy", "go on", 200),
+        ([ALONE, halted(310)], "halted", "restart from healthy", 200),
+        ([ALONE, halted(310), ALONE, halted(330)], "halted", "do not restart", 200),
+        ([ALONE, halted(310), ALONE, halted(800)], "halted", "restart from healthy", 200),
+        ([ALONE, halted(310), begun(200)], "healthy", "go on", 200),
+        ([begun(), halted(310)], "incident", "restart from healthy", 200),  # the playbook has an answer
         ([begun(), ended_by_playbook(310)], "halted", "restart from healthy", 200),
         ([begun(), ended_by_playbook(310), begun(200), ended_by_playbook(320)], "halted", "do not restart", 200),
         ([begun(), {"kind": "end", "time": 4.0, "step": 320, "reason": "finished"}], "finished", "go on", 200),
@@ -71,7 +75,7 @@ def test_a_launcher_is_told_which_checkpoint_to_take_and_whether(
 
 
 def test_a_pardon_counts_from_its_time_on() -> None:
-    events = [begun(), halted(310), begun(200), halted(330)]
+    events = [ALONE, halted(310), ALONE, halted(330)]
     assert health_of(events, TAGS, 330, pardoned=1.5).advice == "do not restart"
     assert health_of(events, TAGS, 330, pardoned=2.5).advice == "restart from healthy"
 
@@ -112,7 +116,7 @@ def test_the_file_is_as_the_last_event_left_it_and_a_restart_obeys_it(tmp_path: 
     written = HealthFile(tmp_path)
     written.start({"run_id": "a7"})
     for step in (310, 330):
-        for event in (begun(), halted(step)):
+        for event in (dict(ALONE), halted(step)):
             written.event(Event(kind=event.pop("kind"), step=event.pop("step"), time=event.pop("time"), detail=event))
     written.close()
     told = json.loads((tmp_path / HEALTH).read_text())

@@ -43,7 +43,7 @@ def test_a_run_that_is_halted_twice_at_one_place_is_not_started_a_third_time(
         assert known["newest_healthy"] == {
             "step": 20,
             "path": "checkpoints/20",
-            "proof": "35 steps came of it, and it is from no incident",
+            "proof": "25 steps came of it without an incident, and it is from none",
         }
         assert main(["health", str(run)]) == code
     assert "newest healthy checkpoint: step 20" in capsys.readouterr().out

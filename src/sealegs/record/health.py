@@ -211,7 +211,7 @@ def health_of(
         pardoned=pardoned,
     )
     halts = _halts(events, pardoned)
-    verdict, because = _state(events, open_now)
+    verdict, because = _state(events, open_now, has_playbook=guarded.get("playbook") is not None)
     is_well = verdict in ("healthy", "finished") or healthy is None
     advice: Advice = "go on" if is_well else "restart from healthy"
     if verdict == "halted" and (again := _would_happen_again(halts)):
@@ -221,7 +221,9 @@ def health_of(
     return replace(known, verdict=verdict, because=because, advice=advice)
 
 
-def _state(events: Sequence[Mapping[str, Any]], open_now: BadStretch | None) -> tuple[State, str]:
+def _state(
+    events: Sequence[Mapping[str, Any]], open_now: BadStretch | None, *, has_playbook: bool
+) -> tuple[State, str]:
     """How it stands after its last event that says so, and why."""
     incident = "" if open_now is None else f"incident {open_now.number} is open since step {open_now.onset}"
     for event in reversed(events):
@@ -233,8 +235,8 @@ def _state(events: Sequence[Mapping[str, Any]], open_now: BadStretch | None) -> 
         if kind == "end" and reason in ("finished", "ended-badly"):
             badly = reason == "ended-badly"
             return ("ended badly", str(event.get("why", ""))) if badly else ("finished", "")
-        if _is_halt(event) and event["kind"] != "end":
-            return "halted", str(event.get("text", ""))
+        if _is_halt(event, has_playbook=has_playbook) and (kind != "end" or has_playbook):
+            return "halted", str(event.get("text") or event.get("error", ""))
     return ("incident", incident) if incident else ("healthy", "")
 
 
@@ -246,11 +248,11 @@ def _newest_healthy(
         tag, why = tags[step]
         if tag == "suspect" or any(one.casts_doubt_on(step) for one in stretches):
             continue
-        steps = 0 if last is None else last - step
+        steps = min([one.onset for one in stretches if one.onset >= step] + [last or 0]) - step
         if tag == "healthy":
             proof = why or (f"{HEALTHY_AFTER} healthy steps came of it or led to it" if step else "the beginning")
         elif not has_playbook and steps >= HEALTHY_AFTER:
-            proof = f"{steps} steps came of it, and it is from no incident"
+            proof = f"{steps} steps came of it without an incident, and it is from none"
         else:
             continue
         return SavedState(step, f"{CHECKPOINTS}/{step}", proof)
@@ -265,24 +267,25 @@ class _Halt(NamedTuple):
 def _halts(events: Iterable[Mapping[str, Any]], pardoned: float) -> list[_Halt]:
     """The halts of a run, one for each process that was ended by one."""
     found: list[_Halt] = []
-    is_new = True
+    is_new, has_playbook = True, False
     for event in events:
         if event["kind"] == "guard":
-            is_new = True
-        elif _is_halt(event) and event["time"] > pardoned:
+            is_new, has_playbook = True, event.get("playbook") is not None
+        elif _is_halt(event, has_playbook=has_playbook) and event["time"] > pardoned:
             found += [_Halt(event["step"], str(event.get("text", "")))] if is_new else []
             is_new = False
     return found
 
 
-def _is_halt(event: Mapping[str, Any]) -> bool:
-    """Whether an event has ended the process."""
-    if not event.get("acted"):
-        return event["kind"] == "end" and event.get("reason") == "halted"
+def _is_halt(event: Mapping[str, Any], *, has_playbook: bool) -> bool:
+    """Whether an event has ended the process. A playbook answers a verdict that is HALT, with a halt or otherwise."""
+    if event["kind"] == "end":
+        return event.get("reason") == "halted"
     actions = event.get("actions")
     listed = actions if isinstance(actions, list | tuple) else ()
     named = [action.get("action") for action in listed if isinstance(action, Mapping)]
-    return event["kind"] == "halt" or (event["kind"] == "intervention" and "halt" in named)
+    is_told = event["kind"] == "halt" and not has_playbook
+    return bool(event.get("acted")) and (is_told or (event["kind"] == "intervention" and "halt" in named))
 
 
 def _would_happen_again(halts: Sequence[_Halt]) -> str:
