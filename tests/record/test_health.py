@@ -48,8 +48,8 @@ ALONE = begun(200, playbook=None)
         ([begun(), alarm(150), closed(190, 150)], "healthy", "go on", 200),
         ([begun(playbook=None), alarm(250)], "healthy", "go on", 300),  # ended 50 steps ago, and nothing since
         ([ALONE, halted(310)], "halted", "restart from healthy", 200),
-        ([ALONE, halted(310), ALONE, halted(330)], "halted", "do not restart", 200),
-        ([ALONE, halted(310), ALONE, halted(800)], "halted", "restart from healthy", 200),
+        ([ALONE, halted(310), ALONE, halted(330)], "halted", "do not restart", 300),
+        ([ALONE, halted(310), ALONE, halted(800)], "halted", "restart from healthy", 300),
         ([ALONE, halted(310), begun(200)], "healthy", "go on", 200),
         ([begun(), halted(310)], "incident", "restart from healthy", 200),  # the playbook has an answer
         ([begun(), ended_by_playbook(310)], "halted", "restart from healthy", 200),
