@@ -1,11 +1,13 @@
 """What `sealegs check` says of public logs, against what a person said who looked at every column.
 
-    python bench/verdicts.py FOLDER [--labels kinds|logs] [--half tune|report|both] [--each]
+    python bench/verdicts.py FOLDER [--labels kinds|logs|finetunes] [--half tune|report|both] [--each] [--live]
 
 The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (policies, pairs, experts, two networks),
-`logs.csv` logs of all kinds with the ranges of their events. Both name the repository and the path of each log; the
-logs themselves are their authors', so fetch them into FOLDER under the name in `file`. Halves are by repository: rules
-were made with the first in view, and the second is only counted, so `--each` is of the first alone.
+`logs.csv` logs of all kinds with the ranges of their events, `finetunes.csv` fine-tunes with gradient norms. Each names
+the repository and the path of each log; the logs themselves are their authors', so fetch them into FOLDER under the
+name in `file`: of a fine-tune a folder, with the `trainer_state.json` and the settings that lie beside it. Halves are
+by repository: rules were made with the first in view, and the second is only counted, so `--each` is of the first
+alone. `--live` also shows the rows of what a person called healthy to the live detectors, one after the other.
 
 Right is the same verdict, or the next one where the person was not sure; a log that cannot be read is wrong. An
 incident that overlaps a labelled range finds it, edges within a few logged points. False incidents are those of logs
@@ -14,6 +16,7 @@ that a person called healthy and in which nothing was marked.
 
 import argparse
 import csv
+import math
 import sys
 import time
 from collections import Counter
@@ -25,9 +28,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.check import NO_EVENT, is_found, share, table
+from bench.detection.measures import poisson
 
+from sealegs import judge
 from sealegs.cli.check import check
 from sealegs.errors import SealegsError
+from sealegs.readers.read import read
 
 LABELS = Path(__file__).with_name("labels")
 SAID = ("healthy", "watch", "act", "unknown", "refused")
@@ -116,6 +122,59 @@ def report(answers: Sequence[Scored]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the live detectors would have made of a healthy run."""
+
+    file: str
+    stride: int
+    """Steps from one row to the next: only with 1 did the detectors see what they would have seen live."""
+    rows: int
+    skips: tuple[int, ...]
+    """Steps whose update they would have left out."""
+    nonfinite: int
+    """Those of them whose loss or gradient norm is not finite: their update would have broken the weights."""
+    incidents: tuple[int, ...]
+
+
+def live(path: Path, label: dict[str, str]) -> Live:
+    """Show a log to the live detectors."""
+    run = read(str(path)).run
+    columns = {name: run.written(name) for name in ("loss", "grad_norm", "lr") if name in run.signals}
+    by_step: dict[int, dict[str, float]] = {}
+    for name, column in columns.items():
+        for step, value in zip(column.steps.tolist(), column.values.tolist(), strict=True):
+            by_step.setdefault(step, {"step": step})[name] = value
+    rows = [row for _, row in sorted(by_step.items()) if "loss" in row]
+    verdicts = list(judge.replay(rows))
+    skipped = [row for row, verdict in zip(rows, verdicts, strict=True) if not verdict.go]
+    broken = [row for row in skipped if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm"))]
+    return Live(
+        label["file"],
+        int(np.median(np.diff([row["step"] for row in rows]))),
+        len(rows),
+        tuple(int(row["step"]) for row in skipped),
+        len(broken),
+        tuple(verdict.step for verdict in verdicts if verdict.opens_incident),
+    )
+
+
+def live_report(seen: Sequence[Live]) -> str:
+    """What the live detectors would have made of healthy runs, as Markdown."""
+    rows = []
+    for words, of in (("every step logged", [one for one in seen if one.stride <= 1]), ("all", seen)):
+        count = sum(one.rows for one in of)
+        false = sum(len(one.skips) - one.nonfinite for one in of)
+        alarms = sum(len(one.incidents) for one in of)
+        most = poisson(false)[1] / max(count, 1)
+        rows.append(
+            [words, len(of), f"{count:,}", false, f"1 in {1 / most:,.0f}", sum(one.nonfinite for one in of)]
+            + [alarms, f"{1000 * alarms / max(count, 1):.2f}"]
+        )
+    head = ["healthy logs", "logs", "rows", "false skips", "95 % bound", "not finite, skipped", "alarms", "per 1,000"]
+    return table(head, rows)
+
+
 def _by_class(answers: Sequence[Scored]) -> str:
     classes = sorted({each.label.get("class", each.label["kind"]) for each in answers})
     rows = []
@@ -130,9 +189,10 @@ def main() -> None:
     """Print the tables."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("folder", type=Path)
-    words.add_argument("--labels", choices=("kinds", "logs"), default="kinds")
+    words.add_argument("--labels", choices=("kinds", "logs", "finetunes"), default="kinds")
     words.add_argument("--half", choices=("tune", "report", "both"), default="both")
     words.add_argument("--each", action="store_true", help="a line for each log of the half to tune on that is wrong")
+    words.add_argument("--live", action="store_true", help="also what the live detectors make of the healthy ones")
     chosen = words.parse_args()
     with (LABELS / f"{chosen.labels}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if chosen.half in ("both", row["half"])]
@@ -142,6 +202,9 @@ def main() -> None:
     print(f"{len(answers)} logs, {len(rows) - len(answers)} not there; kind as labelled: {kinds}\n")
     if answers:
         print(report(answers))
+    if chosen.live and answers:
+        calm = [row for row in rows if row["file"] in there and row["verdict"] == "healthy"]
+        print("", live_report([live(there[row["file"]], row) for row in calm]), "", sep="\n")
     for each in answers:
         if chosen.each and each.label["half"] == "tune" and not (each.is_right and all(each.found)):
             label = each.label
