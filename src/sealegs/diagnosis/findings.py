@@ -19,6 +19,7 @@ from sealegs.diagnosis.curve.held_out import learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
+from sealegs.diagnosis.curve.saw_tooth import is_of_the_tooth, saw_tooth
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
@@ -346,6 +347,12 @@ def _blind(findings: Findings) -> Problem | None:
     return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
 
 
+def _is_nothing(run: Run, signal: str) -> bool:
+    """Whether a signal is exactly 0 wherever it was logged."""
+    values = run.written(signal).values if signal in run.signals else np.empty(0)
+    return len(values) > 0 and not values.any()
+
+
 def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> list[Incident]:
     """Incidents that call for action as far as the loss shows."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
@@ -365,6 +372,8 @@ def _verdict(
         return _by_first_signals(findings)
     if any(one.kind == "plateau" for one in found) and (guess := guessed(curve, vocabulary(run))):
         return "act", f"loss stands at ln {guess:,} from the first row to the last: it guesses among {guess:,}"
+    if blind is not None and _is_nothing(run, "loss") and _is_nothing(run, "grad_norm"):
+        return "act", f"loss and gradient norm are exactly 0 on all {len(curve.losses)} rows: nothing is learned"
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
@@ -373,6 +382,9 @@ def _verdict(
         attempt = " of the last attempt" if len(curve.parts) > 1 else ""
         return "unknown", f"{len(rows)} losses{attempt} are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
+    tooth = saw_tooth(run, curve) if doubtful else None
+    if tooth is not None and is_of_the_tooth(curve, tooth, [one for one in found if one.kind not in BENIGN]):
+        return "healthy", f"all {len(doubtful)} rises are those of each period: {tooth}"
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
     if doubtful:
@@ -493,7 +505,13 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
     more = f"; and {len(apart) - MOST_NOTICES} more such leaps" if len(apart) > MOST_NOTICES else ""
     told = [str(leap) for leap in apart[:MOST_NOTICES]]
     leapt = (*told[:-1], told[-1] + more) if told else ()
-    slow = learns_by_heart(run, curve), (None if incidents else norm_rise(run, curve)), constant_scale(run)
+    tooth = saw_tooth(run, curve)
+    slow = (
+        None if tooth is None else str(tooth),
+        learns_by_heart(run, curve),
+        None if incidents else norm_rise(run, curve),
+        constant_scale(run),
+    )
     return (*leapt, *(text for text in slow if text))
 
 

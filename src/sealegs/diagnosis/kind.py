@@ -99,6 +99,8 @@ TRAINERS: tuple[tuple[re.Pattern[str], KindName], ...] = (
 """What trainers and their settings are called, in lower case; the first that fits."""
 FINE_TUNING = ("lora_r", "lora_alpha", "lora_rank", "lora", "peft", "adapter", "finetuning_type", "peft_config")
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts", "experts")
+ROUTERS = re.compile(r"(?:.*[._])?(?:router|gate|wg)(?:[._]weight)?|all-linear")
+"""Names of modules that route; ``gate_proj`` is part of an expert."""
 VISION = ("num_classes", "image_size", "img_size", "imgsz")
 DIFFUSION = ("num_train_timesteps", "noise_scheduler", "snr_gamma", "prediction_type", "beta_schedule")
 NOISED = ("loss_simple", "loss_vlb", "vb_loss", "min_snr", "denoising_loss", "flow_matching_loss")
@@ -234,11 +236,20 @@ def _plain(name: str) -> str:
 
 def _traits(run: Run, settings: Mapping[str, object]) -> Iterator[Trait]:
     has_experts = any(isinstance(count := settings.get(name), int | float) and count > 1 for name in EXPERT_COUNTS)
+    has_experts = has_experts and not _routers_stand_still(settings)
     if has_experts or _logged(run, EXPERTS) or any(LOADS.fullmatch(_plain(name)) for name in run.signals):
         yield "moe"
     precision = " ".join(str(settings.get(name, "")) for name in ("dtype", "precision", "mixed_precision", "fp8"))
     if _logged(run, LOW_PRECISION) or any(word in precision.lower() for word in ("fp8", "mxfp", "nvfp4", "float8")):
         yield "low-precision"
+
+
+def _routers_stand_still(settings: Mapping[str, object]) -> bool:
+    """Whether an adapter is trained that has no part in a router: then no load can collapse by what is learned."""
+    named = [settings.get("target_modules"), settings.get("modules_to_save") or []]
+    if not all(isinstance(names, list) for names in named) or not named[0]:
+        return False
+    return not any(ROUTERS.fullmatch(str(name)) for names in named if isinstance(names, list) for name in names)
 
 
 def _name(run: Run, curve: LossCurve, settings: Mapping[str, object]) -> tuple[KindName, str]:
