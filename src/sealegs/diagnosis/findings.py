@@ -97,11 +97,12 @@ def look(
         done=interventions.done_in(run),
         kind=known,
     )
-    grave = _grave(findings, curve, found)
+    tooth = _tooth_of_all(run, curve, found)
+    grave = [] if tooth else _grave(findings, curve, found)
     cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
     damage = [incident for incident in grave if incident not in cleared]
     findings = replace(findings, cleared=cleared)
-    verdict, because = interventions.weighed(_verdict(findings, curve, found, damage), findings.done)
+    verdict, because = interventions.weighed(_verdict(findings, curve, found, damage, tooth), findings.done)
     if findings.standing and verdict == "healthy" and not known.loss_measures:
         because = ""  # how its first signals went is what stands
     if any(one.is_grave for one in findings.standing) and verdict != "act":
@@ -347,6 +348,13 @@ def _blind(findings: Findings) -> Problem | None:
     return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
 
 
+def _tooth_of_all(run: Run, curve: LossCurve, found: Sequence[Stretch]) -> str:
+    """The saw-tooth that all rises of a run are part of; empty if there is none."""
+    rises = [one for one in found if one.kind not in BENIGN]
+    tooth = saw_tooth(run, curve) if rises else None
+    return str(tooth) if tooth is not None and is_of_the_tooth(curve, tooth, rises) else ""
+
+
 def _is_nothing(run: Run, signal: str) -> bool:
     """Whether a signal is exactly 0 wherever it was logged."""
     values = run.written(signal).values if signal in run.signals else np.empty(0)
@@ -363,7 +371,7 @@ def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> li
 
 
 def _verdict(
-    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident]
+    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident], tooth: str
 ) -> tuple[Health, str]:
     run, incidents, blind = findings.run, findings.incidents, _blind(findings)
     if damage:
@@ -382,11 +390,10 @@ def _verdict(
         attempt = " of the last attempt" if len(curve.parts) > 1 else ""
         return "unknown", f"{len(rows)} losses{attempt} are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
-    tooth = saw_tooth(run, curve) if doubtful else None
-    if tooth is not None and is_of_the_tooth(curve, tooth, [one for one in found if one.kind not in BENIGN]):
-        return "healthy", f"all {len(doubtful)} rises are those of each period: {tooth}"
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
+    if tooth:
+        return "healthy", f"what rises does so in each period: {tooth}"
     if doubtful:
         changes = dict.fromkeys(announced_change(run, incident) or CLEARED for incident in findings.cleared)
         passed = []

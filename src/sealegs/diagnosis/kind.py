@@ -38,6 +38,10 @@ NO_MEASURE = ("policy-gradient", "gan")
 LOSS_TELLS = ("pretraining", "fine-tuning", "diffusion", "vision", "supervised")
 """Kinds whose loss is their first signal."""
 
+TRAINED_BEFORE = ("fine-tuning", "preference")
+"""Kinds whose weights come from an earlier training. A beta2 of 0.999, no weight decay and hardly a warm-up are usual in
+a few thousand steps, and the architecture is what it is."""
+
 FIRST: Mapping[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(LOSS_TELLS, (("loss",),)),
     "preference": (("loss",), ("preference_accuracy", "reward_margin")),
@@ -154,6 +158,11 @@ class Kind:
     def first(self) -> tuple[str, ...]:
         """The signals by which it is judged first."""
         return tuple(dict.fromkeys(name for part in (self.name, *self.traits) for row in FIRST[part] for name in row))
+
+    @property
+    def is_trained_before(self) -> bool:
+        """Whether what is good practice in a long run from random weights is beside the point."""
+        return self.name in TRAINED_BEFORE
 
     @property
     def loss_measures(self) -> bool:
