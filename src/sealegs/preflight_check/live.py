@@ -52,7 +52,8 @@ def preflight(
 ) -> Advised:
     """Everything that can be said before the first step. The result prints as a page; ``findings`` are values.
 
-    ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch.
+    ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch: of
+    the same one, where ``example`` has ``input_ids`` and an ``attention_mask``, so that it shows what of a row counts.
     ``loss`` gives the loss of a batch, to be backpropagated: with it one step is tried, and undone. ``also`` is what
     the guard is given to keep beside the model. ``more`` is what
     the objects do not show, by the names of a plan (``steps=20_000, clip=1.0, dtype="bf16"``), or ``plan={...}`` with
@@ -79,6 +80,8 @@ def preflight(
         plans.append(plan_from(_loading(loader)))
     if labels is not None:
         plans.append(plan_from(_targets(labels)))
+    if isinstance(example, Mapping):
+        plans.append(plan_from(_rows(example, labels, getattr(model, "config", None))))
     told = more.pop("plan", ())
     plans.append(plan_from(more))
     names: dict[str, str] = {}
@@ -96,7 +99,8 @@ def _weights(model: nn.Module) -> dict[str, Any]:
     with torch.no_grad():
         bad = tuple(name for name, each in model.named_parameters() if not each.isfinite().all())
     frozen = tuple(name for name, each in model.named_parameters() if not each.requires_grad)
-    return {"nonfinite": bad, "frozen": frozen, "untied": tuple(_untied(model))}
+    known: dict[str, Any] = {"nonfinite": bad, "frozen": frozen, "untied": tuple(_untied(model))}
+    return known | ({"finetunes": True, "adapter": True} if getattr(model, "peft_config", None) else {})
 
 
 def _untied(model: nn.Module) -> Iterator[str]:
@@ -282,6 +286,39 @@ def _targets(labels: Tensor) -> dict[str, Any]:
     counted = (labels != IGNORED).float()
     rows = counted.flatten(1) if labels.ndim > 1 else counted[None]
     return {"target_share": float(counted.mean()), "emptiest_row": float(rows.mean(1).min())}
+
+
+def _rows(example: Mapping[str, Any], labels: Tensor | None, config: object) -> dict[str, Any]:
+    """What a batch of texts shows: the side of its padding, a doubled beginning, what of a row counts for the loss."""
+    ids, mask = example.get("input_ids"), example.get("attention_mask")
+    if not (isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.ndim == 2 and mask.shape == ids.shape):
+        return {}
+    rows = [(row, at) for row, at in enumerate(each.nonzero().flatten() for each in mask) if len(at)]
+    sides = {"left" if at[0] > 0 else "right" for _, at in rows if len(at) < ids.shape[1]}
+    known: dict[str, Any] = {"padding_side": sides.pop() if len(sides) == 1 else None}
+    begins, ends = _special(config, "bos_token_id"), _special(config, "eos_token_id")
+    if begins and rows:
+        known["doubled_bos"] = all(len(at) > 1 and set(ids[row][at[:2]].tolist()) <= begins for row, at in rows)
+    if labels is None or labels.shape != ids.shape:
+        return known
+    texts = [(ids[row][at], labels[row][at] != IGNORED) for row, at in rows]
+    texts = [(text, counts) for text, counts in texts if counts.any()]  # rows without a target are told apart
+    ended = [
+        (_is_any(text, ends - begins) & counts).any() for text, counts in texts if _is_any(text, ends - begins).any()
+    ]
+    if texts:
+        known["answers_learned"] = sum(bool(counts[len(counts) * 3 // 4 :].any()) for _, counts in texts) / len(texts)
+    return known | ({"ends_learned": bool(any(ended))} if ended else {})
+
+
+def _special(config: object, name: str) -> set[int]:
+    """The tokens of a name in a model's configuration."""
+    said = getattr(config, name, None)
+    return {each for each in (said if isinstance(said, list) else [said]) if isinstance(each, int)}
+
+
+def _is_any(tokens: Tensor, wanted: set[int]) -> Tensor:
+    return torch.isin(tokens, torch.tensor(sorted(wanted), dtype=tokens.dtype, device=tokens.device))
 
 
 def _number(value: Any) -> float | None:

@@ -69,7 +69,8 @@ def _configured(model: nn.Module) -> dict[str, Any]:
         return {}
     known = of_model_config(told, type(config).__name__).plan.known()
     kernel = getattr(config, "_attn_implementation", None)
-    wanted = {"logit_softcap", "misplaced_softcap", "attention_softcap", "attention_kernel", "mup_base_width"}
+    caps = {"logit_softcap", "misplaced_softcap", "attention_softcap", "attention_kernel"}
+    wanted = caps | {"mup_base_width", "quantised", "compute_dtype"}
     return {name: value for name, value in known.items() if name in wanted} | (
         {"attention_kernel": kernel} if isinstance(kernel, str) else {}
     )
