@@ -167,10 +167,9 @@ def live_report(seen: Sequence[Live]) -> str:
         false = sum(len(one.skips) - one.nonfinite for one in of)
         alarms = sum(len(one.incidents) for one in of)
         most = poisson(false)[1] / max(count, 1)
-        rows.append(
-            [words, len(of), f"{count:,}", false, f"1 in {1 / most:,.0f}", sum(one.nonfinite for one in of)]
-            + [alarms, f"{1000 * alarms / max(count, 1):.2f}"]
-        )
+        broken = sum(one.nonfinite for one in of)
+        rate = f"{1000 * alarms / max(count, 1):.2f}"
+        rows.append([words, len(of), f"{count:,}", false, f"1 in {1 / most:,.0f}", broken, alarms, rate])
     head = ["healthy logs", "logs", "rows", "false skips", "95 % bound", "not finite, skipped", "alarms", "per 1,000"]
     return table(head, rows)
 

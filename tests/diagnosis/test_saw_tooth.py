@@ -33,7 +33,7 @@ def sorted_by_length(seed: int, *, batch: int = 8, epochs: int = 2) -> Floats:
     mean = np.log(np.concatenate(order)).reshape(-1, batch).mean(axis=1)
     steps = np.arange(len(mean))
     falling = 1.2 + 1.5 * np.exp(-steps / 60)
-    return falling * (1 - 0.12 * (mean - 5)) * np.exp(0.05 * draw.normal(size=len(mean)))
+    return np.asarray(falling * (1 - 0.12 * (mean - 5)) * np.exp(0.05 * draw.normal(size=len(mean))))
 
 
 @pytest.mark.parametrize("setting", [{"group_by_length": True}, {"train_sampling_strategy": "group_by_length"}])

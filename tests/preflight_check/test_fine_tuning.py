@@ -100,8 +100,13 @@ def test_the_yaml_of_axolotl(tmp_path: Path) -> None:
     [found] = read(str(file))
     known = found.plan.known()
     assert {name: known[name] for name in ("finetunes", "adapter", "quantised", "lr", "schedule", "optimizer")} == {
-        "finetunes": True, "adapter": True, "quantised": "4-bit", "lr": 0.02, "schedule": "cosine", "optimizer": "adamw",
-    }  # fmt: skip
+        "finetunes": True,
+        "adapter": True,
+        "quantised": "4-bit",
+        "lr": 0.02,
+        "schedule": "cosine",
+        "optimizer": "adamw",
+    }
     assert "dtype" not in known, "auto is up to the machine"
     assert found.names["schedule"] == "lr_scheduler"
     assert [each.code for each in check(found.plan, "x", RULES, found.names).findings] == ["TUN1"]

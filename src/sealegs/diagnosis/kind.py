@@ -39,8 +39,8 @@ LOSS_TELLS = ("pretraining", "fine-tuning", "diffusion", "vision", "supervised")
 """Kinds whose loss is their first signal."""
 
 TRAINED_BEFORE = ("fine-tuning", "preference")
-"""Kinds whose weights come from an earlier training. A beta2 of 0.999, no weight decay and hardly a warm-up are usual in
-a few thousand steps, and the architecture is what it is."""
+"""Kinds whose weights come from an earlier training. A beta2 of 0.999, no weight decay and hardly a warm-up are usual
+there in a few thousand steps, and the architecture is what it is."""
 
 FIRST: Mapping[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(LOSS_TELLS, (("loss",),)),

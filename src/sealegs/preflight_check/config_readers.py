@@ -421,6 +421,6 @@ def of_settings(values: object, where: str) -> Read:
             if keys & values.keys():
                 return read(values, where)
     raise ConfigError(
-        f"{where}: neither training arguments (learning_rate, ...) nor a model's config (model_type, hidden_size, ...), "
-        "an adapter's, or the settings of Axolotl or LLaMA-Factory"
+        f"{where}: neither training arguments (learning_rate, ...) nor a model's config (model_type, hidden_size, "
+        "...), an adapter's, or the settings of Axolotl or LLaMA-Factory"
     )

@@ -23,11 +23,11 @@ def rate_of_another_training(
 ) -> RuleFinding | None:
     """The learning rate belongs to another kind of training.
 
-    Why: an adapter begins at nothing and is a small part of the weights: at the rate that is right for all of them, 1e-5,
-      it has hardly moved after some hundred steps. At an adapter's rate, 2e-4, all weights of a large model are
+    Why: an adapter begins at nothing and is a small part of the weights: at the rate that is right for all of them,
+      1e-5, it has hardly moved after some hundred steps. At an adapter's rate, 2e-4, all weights of a large model are
       overwritten in as many: the loss leaps in the first hundred steps, or other skills go.
-    Set: lr to 1e-4 to 2e-4 for an adapter, to 1e-5 to 2e-5 for all weights of a large model; less for pairs and rewards.
-    Sure: supported by measurements at several sizes; the best rate of an adapter is about ten times that of all weights.
+    Set: lr to 1e-4 to 2e-4 for an adapter, to 1e-5 to 2e-5 for all weights of a large model; less for pairs, rewards.
+    Sure: supported at several sizes; the best rate of an adapter is about ten times that of all weights.
     See: Biderman et al. 2024, LoRA learns less and forgets less; Schulman et al. 2025, LoRA without regret.
     """
     if not (adapter or finetunes):
@@ -50,8 +50,8 @@ def rate_of_another_training(
 def quantised_base_is_trained(quantised: str, adapter: bool) -> RuleFinding | None:
     """All weights of a quantised base are to be trained.
 
-    Why: a weight of four or eight bits has no gradient, and no room for an update. Either the framework refuses, or what
-      is trained is the little that was not quantised: norms, and perhaps the embedding.
+    Why: a weight of four or eight bits has no gradient, and no room for an update. Either the framework refuses, or
+      what is trained is the little that was not quantised: norms, and perhaps the embedding.
     Set: an adapter beside the quantised base; or the base in bf16.
     Sure: established.
     See: Dettmers et al. 2023, QLoRA.
@@ -114,11 +114,11 @@ def answers_are_not_learned(answers_learned: float) -> RuleFinding | None:
 def end_is_not_learned(ends_learned: bool, answers_learned: float = 1.0) -> RuleFinding | None:
     """The end of an answer is never a target.
 
-    Why: where padding is the same token as the end, the collator masks both, and the model never learns to stop: answers
-      run on to the limit. The loss does not show it.
+    Why: where padding is the same token as the end, the collator masks both, and the model never learns to stop:
+      answers run on to the limit. The loss does not show it.
     Set: a padding token of its own; or a mask by position, not by token.
     Sure: established for the batch that was shown.
-    See: the documentation of transformers, on DataCollatorForLanguageModeling; Hugging Face forums on pad_token = eos_token.
+    See: the documentation of transformers, on DataCollatorForLanguageModeling.
     """
     if ends_learned or answers_learned == 0:  # then nothing of the answer is
         return None
