@@ -122,3 +122,17 @@ def test_experts_whose_router_stands_still_need_no_loads(
 def test_the_rate_of_the_rows_is_held_against_the_adapter(tmp_path: Path, rate: float, codes: list[str]) -> None:
     found = checked(tmp_path, falling(200), lr=rate, adapter_config=ADAPTER)
     assert [text.split()[1].rstrip(":") for text in found.settings] == codes
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"stage": "sft", "finetuning_type": "full"}, "fine-tuning"),
+        ({"stage": "dpo", "finetuning_type": "lora"}, "preference"),
+        ({"completion_only_loss": None, "assistant_only_loss": False}, "fine-tuning"),
+        ({"base_model": "org/model", "micro_batch_size": 2}, "fine-tuning"),
+        ({"stage": 2, "zero": True}, "supervised"),
+    ],
+)
+def test_the_arguments_of_a_trainer_say_what_it_trains(tmp_path: Path, settings: dict[str, Any], kind: str) -> None:
+    assert checked(tmp_path, falling(60), training_args=settings).findings.kind.name == kind

@@ -195,3 +195,16 @@ def test_a_live_adapter_is_a_fine_tune() -> None:
     assert "STA3" in advised.left_out
     for each in base.parameters():
         each.requires_grad_(True)
+
+
+@pytest.mark.parametrize(("lr", "grade"), [(1e-5, "error"), (3e-3, "warning")])
+def test_a_trial_step_shows_what_bf16_rounds_away(lr: float, grade: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64, bias=False).to(torch.bfloat16)
+    inputs = torch.randn(8, 64, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    advised = preflight(model, optimizer, loss=lambda: model(inputs).float().square().mean(), finetunes=True)
+    [found] = [each for each in advised.findings if each.code == "PRC4"]
+    assert found.grade == grade
+    share = int(found.found.rpartition("changes ")[2].partition("%")[0])
+    assert share < 30 if grade == "error" else share > 80

@@ -105,6 +105,19 @@ FINE_TUNING = ("lora_r", "lora_alpha", "lora_rank", "lora", "peft", "adapter", "
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts", "experts")
 ROUTERS = re.compile(r"(?:.*[._])?(?:router|gate|wg)(?:[._]weight)?|all-linear")
 """Names of modules that route; ``gate_proj`` is part of an expert."""
+OF_ITS_TRAINER: tuple[tuple[frozenset[str], KindName], ...] = (
+    (frozenset(("completion_only_loss", "assistant_only_loss")), "fine-tuning"),
+    (frozenset(("base_model", "micro_batch_size")), "fine-tuning"),
+)
+"""Settings that only a trainer of answers has, whatever they are set to: TRL's SFT, Axolotl."""
+STAGES: Mapping[str, KindName] = {
+    "sft": "fine-tuning",
+    "dpo": "preference",
+    "kto": "preference",
+    "rm": "preference",
+    "ppo": "policy-gradient",
+}
+"""LLaMA-Factory's stages."""
 VISION = ("num_classes", "image_size", "img_size", "imgsz")
 DIFFUSION = ("num_train_timesteps", "noise_scheduler", "snr_gamma", "prediction_type", "beta_schedule")
 NOISED = ("loss_simple", "loss_vlb", "vb_loss", "min_snr", "denoising_loss", "flow_matching_loss")
@@ -308,11 +321,15 @@ def _by_columns(names: Mapping[str, str]) -> tuple[KindName, str] | None:
 
 
 def _by_settings(settings: Mapping[str, object]) -> tuple[KindName, str] | None:
+    if "finetuning_type" in settings and (stage := STAGES.get(str(settings.get("stage")))):
+        return stage, f"its stage is {settings['stage']}"
     kinds: tuple[tuple[tuple[str, ...], KindName], ...]
     kinds = ((DIFFUSION, "diffusion"), (FINE_TUNING, "fine-tuning"), (VISION, "vision"))
     for names, kind in kinds:
         if told := [name for name in names if settings.get(name) not in (None, "", 0, "None", "none", "full")]:
             return kind, f"its settings have {told[0]}"
+    if trainer := next(((keys, kind) for keys, kind in OF_ITS_TRAINER if keys <= settings.keys()), None):
+        return trainer[1], f"its settings have {min(trainer[0])}"
     return None
 
 

@@ -71,7 +71,7 @@ def preflight(
         plans.append(plan_from(_ownership(model, optimizers)))
         plans.append(plan_from({"not_held": tuple(not_held(model, optimizers, also))}))
         if loss is not None:
-            plans.append(plan_from({"unmoved": tuple(_unmoved(model, optimizers, loss))}))
+            plans.append(plan_from(_after_a_step(model, optimizers, loss)))
     if scheduler is not None:
         plans.append(plan_from(_schedule(scheduler, more.get("steps"))))
     if scaler is not None or more.get("dtype"):
@@ -187,8 +187,8 @@ def _ownership(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, A
     }
 
 
-def _unmoved(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> list[str]:
-    """Parameters that one step leaves unchanged; the step is then undone."""
+def _after_a_step(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> dict[str, Any]:
+    """Parameters that one step leaves unchanged, and the share of the entries that it changes; it is then undone."""
     owned = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad and each in owned}
     before = {each: each.detach().clone() for each in owned | set(model.parameters())}
@@ -207,7 +207,11 @@ def _unmoved(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> l
                     group["lr"] = max(group.get("initial_lr", 0.0), group["lr"])
                     group["weight_decay"] = 0.0  # decay moves what no gradient moves
                 _plain_step(optimizer)
-        return [name for name, each in trained.items() if torch.equal(each.detach(), before[each])]
+        unmoved = tuple(name for name, each in trained.items() if torch.equal(each.detach(), before[each]))
+        called = [(each, each.grad != 0) for each in trained.values() if each.grad is not None]
+        pulled = sum(int(where.sum()) for _, where in called)
+        moved = sum(int(((each.detach() != before[each]) & where).sum()) for each, where in called)
+        return {"unmoved": unmoved} | ({"moved_share": moved / pulled} if pulled else {})
     finally:
         with torch.no_grad():
             for each, was in before.items():

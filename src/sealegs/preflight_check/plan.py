@@ -147,6 +147,8 @@ class ParameterState(Group, frozen=True, kw_only=True):
     owned_twice: tuple[str, ...] | None = None
     unmoved: tuple[str, ...] | None = None
     """Unchanged by a step."""
+    moved_share: Share | None = None
+    """Share of the entries with a gradient that a step changes, all parameters together."""
     untied: tuple[str, ...] | None = None
     """Meant to be tied to another, but not tied."""
     nonfinite: tuple[str, ...] | None = None
