@@ -137,15 +137,66 @@ class Live:
     incidents: tuple[int, ...]
 
 
-def live(path: Path, label: dict[str, str]) -> Live:
-    """Show a log to the live detectors."""
+EARLY = 150
+"""Rows before the statistic judges: until then only what is not finite and what is gross is found."""
+FIRST, EVERY, WITHIN = 9, 7, 20
+"""The first row that gets an injection, how many apart they are, and the rows in which it must be found."""
+HARMS: dict[str, tuple[float, float, int]] = {
+    "gradient x10 once: skipped": (10.0, 1.0, 1),
+    "gradient x30 once: skipped": (30.0, 1.0, 1),
+    "gradient x100 once: skipped": (100.0, 1.0, 1),
+    "gradient x1000 once: skipped": (1000.0, 1.0, 1),
+    "loss twice as high for good: alarm": (1.0, 2.0, WITHIN),
+    "control: nothing, skip or alarm": (1.0, 1.0, WITHIN),
+}
+"""What is done to gradient norm and loss, and over how many rows it is looked at."""
+
+
+def recalls(rows: Sequence[dict[str, float]], clip: float | None) -> dict[str, list[tuple[int, bool]]]:
+    """At which rows of a run each harm was done, and whether it was found; ``clip`` is known to the guard."""
+    detectors = judge.standard()
+    state = judge.begin(detectors)
+    found: dict[str, list[tuple[int, bool]]] = {name: [] for name in HARMS}
+    known = {} if clip is None else {"clip_norm": clip}
+    for at, row in enumerate(rows):
+        if at >= FIRST and not (at - FIRST) % EVERY:
+            for name, (gradient, loss, count) in HARMS.items():
+                there, seen = state, False
+                for now in rows[at : at + count]:
+                    harmed = {"grad_norm": now["grad_norm"] * gradient, "loss": now["loss"] * loss}
+                    there, verdict = judge.fold(detectors, there, {**now, **known, **harmed})
+                    seen |= not verdict.go or (count > 1 and verdict.opens_incident)
+                found[name].append((at, seen))
+        state, _ = judge.fold(detectors, state, {**row, **known})
+    return found
+
+
+def recall_report(runs: Sequence[Sequence[dict[str, float]]]) -> str:
+    """How much of what is done to healthy runs would have been found live, early and later, as Markdown."""
+    lines = []
+    for words, clip in (("", None), (", clipped at 1", 1.0)):
+        all_found = [recalls(rows, clip) for rows in runs]
+        for name in HARMS:
+            hits = [hit for found in all_found for hit in found[name]]
+            early, late = ([seen for at, seen in hits if (at >= EARLY) is is_late] for is_late in (False, True))
+            lines.append([name + words, share(sum(early), len(early)), share(sum(late), len(late))])
+    return table([f"{len(runs)} runs of every step", f"rows {FIRST} to {EARLY}", f"from row {EARLY} on"], lines)
+
+
+def rows_of(path: Path) -> list[dict[str, float]]:
+    """The rows of a log as the guard would have seen them."""
     run = read(str(path)).run
     columns = {name: run.written(name) for name in ("loss", "grad_norm", "lr") if name in run.signals}
     by_step: dict[int, dict[str, float]] = {}
     for name, column in columns.items():
         for step, value in zip(column.steps.tolist(), column.values.tolist(), strict=True):
             by_step.setdefault(step, {"step": step})[name] = value
-    rows = [row for _, row in sorted(by_step.items()) if "loss" in row]
+    return [row for _, row in sorted(by_step.items()) if "loss" in row]
+
+
+def live(path: Path, label: dict[str, str]) -> Live:
+    """Show a log to the live detectors."""
+    rows = rows_of(path)
     verdicts = list(judge.replay(rows))
     skipped = [row for row, verdict in zip(rows, verdicts, strict=True) if not verdict.go]
     broken = [row for row in skipped if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm"))]
@@ -203,7 +254,9 @@ def main() -> None:
         print(report(answers))
     if chosen.live and answers:
         calm = [row for row in rows if row["file"] in there and row["verdict"] == "healthy"]
-        print("", live_report([live(there[row["file"]], row) for row in calm]), "", sep="\n")
+        seen = [live(there[row["file"]], row) for row in calm]
+        runs = [rows_of(there[one.file]) for one in seen if one.stride <= 1 and not one.skips]
+        print("", live_report(seen), "", recall_report(runs), "", sep="\n")
     for each in answers:
         if chosen.each and each.label["half"] == "tune" and not (each.is_right and all(each.found)):
             label = each.label
