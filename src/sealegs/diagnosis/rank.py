@@ -323,6 +323,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     top = likely[0]
     if facts.findings.verdict == "healthy" and "metric" in top.card.explains and not _in_two_units(facts):
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."
+    if facts.findings.verdict == "healthy" and facts.findings.kind.is_trained_before:
+        return "Leave it: nothing asks for an action."  # steps at epochs, a saw-tooth: usual there
     asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
     if top.card.name in LEAVE_IT and top.grade != "hypothesis" and not asks:
         return f"Leave it: {_orders(facts, top.card.remedies)}."
