@@ -208,3 +208,30 @@ def test_a_trial_step_shows_what_bf16_rounds_away(lr: float, grade: str) -> None
     assert found.grade == grade
     share = int(found.found.rpartition("changes ")[2].partition("%")[0])
     assert share < 30 if grade == "error" else share > 80
+
+
+class Normed(nn.Module):
+    """A table, a norm and a head."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.table, self.norm, self.head = nn.Embedding(20, 8), nn.LayerNorm(8), nn.Linear(8, 20)
+        nn.init.constant_(self.norm.weight, gain)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.table(tokens)))
+        return out
+
+
+def test_weights_that_were_trained_are_known_by_their_norms_unless_the_run_goes_on() -> None:
+    def left_out(gain: float, *, has_moments: bool = False) -> list[str]:
+        model = Normed(gain)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        if has_moments:
+            model(torch.zeros(1, 2, dtype=torch.long)).sum().backward()
+            optimizer.step()
+        return preflight(model, optimizer).left_out
+
+    assert "OPT1" in left_out(0.7)
+    assert left_out(1.0) == []
+    assert left_out(0.7, has_moments=True) == []

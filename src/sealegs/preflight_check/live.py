@@ -25,7 +25,7 @@ from sealegs.preflight_check.config_readers import Read
 from sealegs.preflight_check.plan import Plan, merged, plan_from, written
 from sealegs.preflight_check.rule import check
 from sealegs.preflight_check.rules import RULES
-from sealegs.preflight_check.structure import read_structure
+from sealegs.preflight_check.structure import is_trained, read_structure
 from sealegs.report.commands.preflight import Advised
 from sealegs.state.extra_state import Stateful, not_held
 
@@ -74,6 +74,9 @@ def preflight(
             plans.append(plan_from(_after_a_step(model, optimizers, loss)))
     if scheduler is not None:
         plans.append(plan_from(_schedule(scheduler, more.get("steps"))))
+    begun = any(plan.state.moments_empty is False or plan.schedule.schedule_step for plan in plans)
+    if model is not None and not begun and is_trained(model):
+        plans.append(plan_from({"finetunes": True}))
     if scaler is not None or more.get("dtype"):
         plans.append(plan_from({"scaler": scaler is not None and scaler.is_enabled()}))
     if isinstance(loader, DataLoader):  # nothing is known of other loaders
