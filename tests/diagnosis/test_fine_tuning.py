@@ -111,9 +111,10 @@ def test_a_loss_summed_over_micro_batches_is_named(tmp_path: Path) -> None:
 def test_experts_whose_router_stands_still_need_no_loads(
     tmp_path: Path, modules: list[str] | None, traits: tuple[str, ...]
 ) -> None:
-    adapter = {"adapter_config": ADAPTER | {"target_modules": modules}} if modules else {}
+    if modules:
+        (tmp_path / "adapter_config.json").write_text(json.dumps(ADAPTER | {"target_modules": modules}))
     model = {"model_type": "mixtral", "num_local_experts": 8, "vocab_size": 32000, "hidden_size": 64}
-    found = checked(tmp_path, falling(200), config=model, **adapter)
+    found = checked(tmp_path, falling(200), config=model)
     assert found.findings.kind.traits == traits
     assert found.findings.verdict == ("unknown" if traits else "healthy")
 
