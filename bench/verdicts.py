@@ -7,7 +7,8 @@ The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (p
 the repository and the path of each log; the logs themselves are their authors', so fetch them into FOLDER under the
 name in `file`: of a fine-tune a folder, with the `trainer_state.json` and the settings that lie beside it. Halves are
 by repository: rules were made with the first in view, and the second is only counted, so `--each` is of the first
-alone. `--live` also shows the rows of what a person called healthy to the live detectors, one after the other.
+alone. `--live` also shows the rows of what a person saw no trouble in (class healthy: data that are learned by heart
+are no trouble of an update) to the live detectors, one after the other.
 
 Right is the same verdict, or the next one where the person was not sure; a log that cannot be read is wrong. An
 incident that overlaps a labelled range finds it, edges within a few logged points. False incidents are those of logs
@@ -242,7 +243,7 @@ def main() -> None:
     words.add_argument("--labels", choices=("kinds", "logs", "finetunes"), default="kinds")
     words.add_argument("--half", choices=("tune", "report", "both"), default="both")
     words.add_argument("--each", action="store_true", help="a line for each log of the half to tune on that is wrong")
-    words.add_argument("--live", action="store_true", help="also what the live detectors make of the healthy ones")
+    words.add_argument("--live", action="store_true", help="also what the live detectors make of calm ones")
     chosen = words.parse_args()
     with (LABELS / f"{chosen.labels}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if chosen.half in ("both", row["half"])]
@@ -253,7 +254,7 @@ def main() -> None:
     if answers:
         print(report(answers))
     if chosen.live and answers:
-        calm = [row for row in rows if row["file"] in there and row["verdict"] == "healthy"]
+        calm = [row for row in rows if row["file"] in there and row.get("class", row["verdict"]) == "healthy"]
         seen = [live(there[row["file"]], row) for row in calm]
         runs = [rows_of(there[one.file]) for one in seen if one.stride <= 1 and not one.skips]
         print("", live_report(seen), "", recall_report(runs), "", sep="\n")
