@@ -41,6 +41,9 @@ FEWEST_FALLING = 8
 """The fewest from which a curve that falls beyond doubt can."""
 GRADUAL, LITTLE = ("spike", "level_shift", "drift"), 0.06
 """Kinds of rises, and the height from which on one that stays calls for action."""
+SURE, NORMAL = 4.0, 1.4826
+"""Standard errors that a rise must be above the few rows before it to ask for an action, and what makes a median change
+a deviation."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
@@ -455,10 +458,26 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
     is_over = (one.kind == "spike" and not one.is_open) or (one.kind != "resume_jump" and is_back)
     if one.kind in BENIGN or one.kind in WATCHED or is_blind:
         return False
+    if one.kind != "resume_jump" and _is_noise(curve, one):
+        return False
     if incident.trajectory == "divergent":
         return True
     has_level = not math.isnan(incident.pre_loss)  # else there is nothing that it shifted from
     return _is_lasting(curve, one) and has_level and not is_over
+
+
+def _is_noise(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a rise is no larger than the noise of its own rows, and of the few before it, makes likely: one low first
+    row, or the last dozen of a short log, show no level."""
+    begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
+    heights = heights_of(curve.losses[curve.finite])
+    before, within = heights[max(begin - AVERAGED, 0) : begin], heights[begin:end]
+    if not len(before) or len(within) < FEWEST:
+        return False
+    changes = np.abs(np.diff(heights[max(begin - USUAL, 0) : end]))
+    noise = float(np.median(changes)) * NORMAL / math.sqrt(2)
+    level = max(float(np.median(within)), float(np.median(within[-(len(within) // 3) :])))
+    return level - float(np.median(before)) < SURE * noise * math.sqrt(1 / len(before) + 1 / len(within))
 
 
 def _is_given_up(curve: LossCurve, one: Stretch) -> bool:
