@@ -98,6 +98,17 @@ def preflight(
     return check(merged(*plans), name, RULES, names)
 
 
+def of_batch(model: nn.Module, batch: Mapping[str, Any]) -> Advised:
+    """What can be said of a batch of texts as its collator made it."""
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    known = _rows(batch, labels, getattr(model, "config", None))
+    if isinstance(ids, Tensor) and isinstance(labels, Tensor) and labels.shape == ids.shape:
+        known |= _targets(labels)
+    if getattr(model, "peft_config", None):
+        known |= {"finetunes": True}
+    return check(plan_from(known), "the first batch", RULES)
+
+
 def _weights(model: nn.Module) -> dict[str, Any]:
     with torch.no_grad():
         bad = tuple(name for name, each in model.named_parameters() if not each.isfinite().all())
