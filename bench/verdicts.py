@@ -1,14 +1,16 @@
 """What `sealegs check` says of public logs, against what a person said who looked at every column.
 
-    python bench/verdicts.py FOLDER [--labels kinds|logs|finetunes] [--half tune|report|both] [--each] [--live]
+    python bench/verdicts.py FOLDER [--labels kinds|logs|fresh|finetunes] [--half tune|report|both] [--each] [--live]
 
 The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (policies, pairs, experts, two networks),
-`logs.csv` logs of all kinds with the ranges of their events, `finetunes.csv` fine-tunes with gradient norms. Each names
-the repository and the path of each log; the logs themselves are their authors', so fetch them into FOLDER under the
-name in `file`: of a fine-tune a folder, with the `trainer_state.json` and the settings that lie beside it. Halves are
-by repository: rules were made with the first in view, and the second is only counted, so `--each` is of the first
-alone. `--live` also shows the rows of what a person saw no trouble in (class healthy: data that are learned by heart
-are no trouble of an update) to the live detectors, one after the other.
+`logs.csv` logs of all kinds with the ranges of their events, `fresh.csv` more, gathered when the rules were made,
+`finetunes.csv` fine-tunes with gradient norms. Each names the repository and the path of a log; the logs themselves are
+their authors', so fetch them into FOLDER under the name in `file`: of a fine-tune a folder, with the
+`trainer_state.json` and the settings that lie beside it. Halves are by repository: rules were made with the first in
+view, and the second is only counted, so `--each` is of the first alone. All of `fresh.csv` is of the second.
+
+`--live` also shows the rows of what a person saw no trouble in (class healthy: data that are learned by heart are no
+trouble of an update) to the live detectors, one after the other.
 
 Right is the same verdict, or the next one where the person was not sure; a log that cannot be read is wrong. An
 incident that overlaps a labelled range finds it, edges within a few logged points. False incidents are those of logs
@@ -240,7 +242,7 @@ def main() -> None:
     """Print the tables."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("folder", type=Path)
-    words.add_argument("--labels", choices=("kinds", "logs", "finetunes"), default="kinds")
+    words.add_argument("--labels", choices=("kinds", "logs", "fresh", "finetunes"), default="kinds")
     words.add_argument("--half", choices=("tune", "report", "both"), default="both")
     words.add_argument("--each", action="store_true", help="a line for each log of the half to tune on that is wrong")
     words.add_argument("--live", action="store_true", help="also what the live detectors make of calm ones")

@@ -3,12 +3,25 @@
 import csv
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from bench.verdicts import LABELS, SAID, Scored, live, live_report, ranges_of, recall_report, report, rows_of, scored
+from bench.verdicts import (
+    LABELS,
+    SAID,
+    Scored,
+    live,
+    live_report,
+    main,
+    ranges_of,
+    recall_report,
+    report,
+    rows_of,
+    scored,
+)
 
 
 def label(verdict: str, *, confidence: str = "high", ranges: str = "", name: str = "healthy") -> dict[str, str]:
@@ -76,12 +89,37 @@ def test_what_is_done_to_a_healthy_run_is_found_or_not(tmp_path: Path) -> None:
     assert "| gradient x10 once: skipped, clipped at 1 | 0 of 21 (0%) | 0 of 7 (0%) |" in text
 
 
-@pytest.mark.parametrize(("name", "least"), [("logs", 200), ("finetunes", 80)])
-def test_every_label_can_be_scored_and_a_repository_is_in_one_half(name: str, least: int) -> None:
+def labelled(name: str) -> list[dict[str, str]]:
     with (LABELS / f"{name}.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len({row["file"] for row in rows}) >= least
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(("name", "at_least"), [("logs", 200), ("fresh", 130), ("finetunes", 80)])
+def test_every_label_can_be_scored_and_a_repository_is_in_one_half(name: str, at_least: int) -> None:
+    rows = labelled(name)
+    assert len(rows) == len({row["file"] for row in rows}) >= at_least
     assert all(row["verdict"] in SAID[:4] and row["confidence"] in ("high", "medium", "low") for row in rows)
     assert all(first <= last for row in rows for first, last in ranges_of(row))
     halves = {(row["source"].partition(":")[0], row["half"]) for row in rows}
     assert len(halves) == len({repository for repository, _ in halves})
+
+
+def test_the_fresh_labels_are_of_repositories_that_no_rule_was_made_with() -> None:
+    fresh = Counter(row["source"].partition(":")[0] for row in labelled("fresh"))
+    others = {row["source"].partition(":")[0] for name in ("kinds", "logs") for row in labelled(name)}
+    assert fresh.keys().isdisjoint(others)
+    assert max(fresh.values()) <= 2
+    assert {row["half"] for row in labelled("fresh")} == {"report"}
+
+
+@pytest.mark.parametrize("name", ["kinds", "logs", "fresh"])
+def test_the_logs_that_are_there_are_counted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row for row in labelled(name) if row["half"] == "report"]
+    of_csv = next(row for row in rows if row["file"].endswith(".csv"))
+    made = "step,loss\n" + "\n".join(f"{step},{2 + 0.01 * (step % 7)}" for step in range(50)) + "\n"
+    (tmp_path / of_csv["file"]).write_text(made)
+    monkeypatch.setattr(sys, "argv", ["verdicts.py", str(tmp_path), "--labels", name, "--half", "report"])
+    main()
+    assert f"1 logs, {len(rows) - 1} not there" in capsys.readouterr().out
