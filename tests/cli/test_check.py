@@ -374,6 +374,30 @@ def test_interventions_and_what_came_of_them(check: Check, guarded: Guarded, tmp
     assert "Interventions: 2 (rollback 2, lower-lr 1); helped 1, not known yet 1." in out
 
 
+def test_what_was_tested_by_a_replay_is_the_cause(check: Check, guarded: Guarded, tmp_path: Path) -> None:
+    folder = guarded(tmp_path / "a", {900: 7.0, 901: 6.5})
+    place = tmp_path / "a" / "incidents" / "1"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    numbers = {"pre_loss": 2.4, "usual": 2.4, "limit": 2.6, "peak_loss": 7.0, "grad_norm_peak": 0.5}
+    incident = {"number": 1, "kind": "spike", "start": 900, "peak": 900, "end": 910, "recovery_loss": 2.4, **numbers}
+    (place / "incident.json").write_text(json.dumps(incident))
+    assert "replay" not in check(folder)[1]
+    replayed = {"source": "a", "incident": 1, "kind": "spike", "onset": 900, "steps": 20, "apart": 0.0, "arms": []}
+    replayed |= {"departure": None, "height": 99.0, "damage": 0.0, "causes": {"lr-too-high": "not needed"}}
+    replayed |= {"location": None, "cause": "bad-data-batch", "because": "it is these batches, with any state"}
+    (place / "replay.json").write_text(json.dumps(replayed))
+    out = " ".join(check(folder)[1].split())
+    assert "Why: bad data batch (established): replay: it is these batches, with any state" in out
+    told = json.loads(check(folder, "--json")[1])["hypotheses"]
+    assert (told[0]["cause"], told[0]["grade"]) == ("bad-data-batch", "established")
+    (place / "replay.json").write_text("{}")
+    code, out, err = check(folder)
+    assert (code, err) == (0, "")
+    assert "replay.json: cannot be read" in " ".join(out.split()), "a page without it is better than none"
+    assert "established" not in out
+
+
 BAD: dict[str, bytes | None] = {
     "nothing-there": None,
     "empty": b"",

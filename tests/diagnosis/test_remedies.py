@@ -98,3 +98,70 @@ def test_what_was_tried_and_did_not_help_counts_against_its_cause(tmp_path: Path
         grades.append({each.cause: each for each in found.hypotheses}.get("lr-too-high"))
     assert grades[1] is not None
     assert grades[0] is None or any("came again" in text for text in grades[0].evidence_against)
+
+
+def infinite(step: int, *, is_skipped: bool, **stream: Any) -> dict[str, Any]:
+    """One infinite gradient in the embedding, skipped or not, in a run that clips at 20 by its settings."""
+    finding = {"detector": "nonfinite", "severity": "GATE", "spoils_update": True, "signal": "grad_norm"}
+    skip = {"kind": "skip", "step": step, "acted": True, "findings": [finding]}
+    signals = {
+        "loss": CALM,
+        "grad_norm": NORM | {"set": [[step, step, "inf"]]},
+        "culprit": {"texts": {"0": "", str(step): "emb.weight", str(step + 1): ""}},
+        "clip_norm": {"line": [[0, 20.0], [300, 20.0], [301, 0.5], [600, 0.5]]},
+    }
+    settings = {"optimizer": {"clip": 20.0}}
+    return {"signals": signals, "settings": settings, "events": [skip] if is_skipped else [], **stream}
+
+
+def test_what_the_guard_has_skipped_is_not_to_be_skipped(tmp_path: Path) -> None:
+    went_in = diagnosed(tmp_path / "in", **infinite(400, is_skipped=False))
+    left_out = diagnosed(tmp_path / "out", **infinite(400, is_skipped=True))
+    assert went_in.hypotheses[0].cause == "inf-times-zero"
+    assert "kip updates that are not finite" in went_in.first_action
+    assert any("clipped at 0.5" in text for text in went_in.hypotheses[0].evidence_for), "the clip that was in force"
+    assert left_out.hypotheses[0].cause == "infinite-embedding-gradient"
+    assert "kip updates" not in left_out.first_action
+    assert "lip gradients by value" in left_out.first_action
+
+
+def test_what_is_clipped_already_is_not_to_be_clipped(tmp_path: Path) -> None:
+    margins = [{"margin": "clip_value", "value": 100.0, "because": "it was infinite"}]
+    tightened = {"kind": "intervention", "step": 401, "number": 1, "trigger": "asked", "acted": True}
+    tightened |= {"actions": [{"action": "tighten", "clip_value": 100.0}], "margins": margins}
+    stream = infinite(400, is_skipped=True)
+    found = diagnosed(tmp_path, **stream | {"events": [*stream["events"], tightened]})
+    assert "by value" not in found.first_action
+    assert "fp32" in found.first_action
+
+
+@pytest.mark.parametrize(("clip", "is_advised"), [(1.0, True), (0.5, False)])
+def test_a_clip_that_is_in_force_is_not_advised(clip: float, is_advised: bool, tmp_path: Path) -> None:
+    shares = {"0": f"{'9 ' * 20}{'0 ' * 20}", "400": f"{'9 ' * 20}0 3{' 0' * 18}", "401": f"{'9 ' * 20}{'0 ' * 20}"}
+    signals = {
+        "loss": CALM | {"line": [[0, 6.0], [100, 3.0], [399, 2.6], [400, 5.6], [440, 3.6], [600, 3.4]]},
+        "grad_norm": NORM | {"set": [[400, 400, 60.0]]},
+        "lr": {"line": [[0, 1e-5], [50, 3e-4], [600, 2e-4]]},
+        "batch_hash": {"batches": True},
+        "token_loss_histogram": {"texts": shares},
+        "clip_norm": {"line": [[0, clip], [600, clip]]},
+    }
+    found = diagnosed(tmp_path, signals=signals)
+    assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("long-tail-token", "supported")
+    assert ("clip gradients at 0.5" in found.first_action) is is_advised
+    assert "stratified" in found.first_action
+
+
+@pytest.mark.parametrize(("before", "is_advised"), [("web=8", False), ("web=7 code=1", True)])
+def test_the_only_source_is_not_taken_out(before: str, is_advised: bool, tmp_path: Path) -> None:
+    signals = {
+        "loss": CALM | {"line": [[0, 6.0], [100, 3.0], [399, 2.6], [400, 5.6], [412, 5.6], [413, 2.6], [600, 2.5]]},
+        "grad_norm": NORM | {"set": [[400, 412, 20.0]]},
+        "token_entropy": {"line": [[0, 5.0], [600, 5.0]], "noise": 0.02, "set": [[400, 412, 2.0]]},
+        "batch_hash": {"batches": True},
+        "sources": {"texts": {"0": before}},
+    }
+    found = diagnosed(tmp_path, signals=signals)
+    assert found.hypotheses[0].cause == "bad-data-batch"
+    assert "kip those batches" in found.first_action
+    assert ("take the source out" in found.first_action) is is_advised

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from sealegs.cli.output import show, show_json
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from sealegs.diagnosis.contract import Advised, Diagnosis, Tried
+    from sealegs.diagnosis.contract import Advised, Diagnosis, Reruns, Tried
     from sealegs.diagnosis.kind import Kind
     from sealegs.record.run import Run
 
@@ -116,8 +116,10 @@ def check(
     log = read(place_of(source), metrics=metrics, pattern=pattern)
     run = with_settings(log.run, settings)
     found = look(run, rules=rules, kind=kind)
-    findings = replace(found, advised=advised(run, found.kind), tried=tuple(attempts))
-    return diagnose(findings, source=source, format=log.format, rules=rules, mapping=log.mapping, remarks=log.remarks)
+    reruns, damaged = reruns_in(run)
+    findings = replace(found, advised=advised(run, found.kind), tried=tuple(attempts), reruns=tuple(reruns))
+    remarks = (*log.remarks, *damaged)
+    return diagnose(findings, source=source, format=log.format, rules=rules, mapping=log.mapping, remarks=remarks)
 
 
 def with_settings(run: "Run", files: Sequence[Path]) -> "Run":
@@ -148,6 +150,24 @@ def advised(run: "Run", kind: "Kind") -> "tuple[Advised, ...]":
         shown |= {"objective": "pairs"} if kind.name == "preference" else {}
     advice = asked(merged(plan_from(shown), found.plan), run.manifest.run_id, RULES, found.names).findings
     return tuple(Advised(code=one.code, grade=one.grade, text=f"{one.found} ({one.knob})") for one in advice)
+
+
+def reruns_in(run: "Run") -> "tuple[list[Reruns], list[str]]":
+    """What the reruns in a run folder say of its incidents, and which of their files cannot be read."""
+    from sealegs.diagnosis.contract import Reruns
+    from sealegs.report.postmortem.build import folders_of, open_incident
+
+    found, damaged = [], []
+    for folder in folders_of(run).values():
+        try:
+            incident, replayed, _ = open_incident(folder)
+        except SourceError as error:
+            damaged.append(str(error))
+            continue
+        if replayed is not None:
+            out = tuple(cause for cause, standing in replayed.causes.items() if standing == "not needed")
+            found.append(Reruns(incident=incident, cause=replayed.cause, because=replayed.because, not_needed=out))
+    return found, damaged
 
 
 def _tried(words: str) -> "tuple[Tried, ...]":

@@ -86,15 +86,28 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reruns:
+    """What the reruns of an incident say of its cause."""
+
+    incident: Incident
+    """As the run folder has it."""
+    cause: str | None
+    """The tested root cause; None where the reruns establish none."""
+    because: str
+    not_needed: tuple[str, ...] = ()
+    """Causes without which the incident is there all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
     """What a setting, a line of the log or an attempt says of a cause."""
 
     cause: str
-    weight: Literal["decides", "strong", "fits", "against"]
-    """As the signs on a card."""
+    weight: Literal["tested", "decides", "strong", "fits", "against", "rules_out"]
+    """As the signs on a card; ``tested`` establishes the cause, whatever else is said."""
     text: str
     source: str
-    """What it is a statement of: ``settings``, ``lines`` or ``attempts``."""
+    """What it is a statement of: ``settings``, ``lines``, ``attempts``, ``replay`` or ``recovery``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +142,8 @@ class Findings:
     """What the pre-flight rules say of the settings: `cli` asks them, which stand above this package."""
     tried: tuple[Tried, ...] = ()
     """What a person has tried."""
+    reruns: tuple[Reruns, ...] = ()
+    """What reruns said of the incidents in the run folder: `cli` reads them, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

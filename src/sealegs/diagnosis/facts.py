@@ -13,7 +13,7 @@ from sealegs.detectors.repeated_batch import FEW
 from sealegs.diagnosis.attempts import Treatment, treatments, without_help
 from sealegs.diagnosis.columns.judged import begun_first
 from sealegs.diagnosis.columns.meaning import words_of
-from sealegs.diagnosis.contract import ColumnFinding, Findings, Standing
+from sealegs.diagnosis.contract import ColumnFinding, Findings, Reruns, Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
 from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
 from sealegs.diagnosis.curve.stretches import hidden
@@ -138,6 +138,19 @@ class Facts:
     def focus(self) -> Incident | None:
         """The incident to explain: the gravest, and of equals the first, since later ones may follow from it."""
         return min(self.incidents, key=gravity, default=None)
+
+    @cached_property
+    def reruns(self) -> Reruns | None:
+        """What reruns said of the incident to explain, if it was run again."""
+        found = (one for one in self.findings.reruns if self.is_of_the_focus(one.incident.start, one.incident.end))
+        return next(found, None)
+
+    def is_of_the_focus(self, first: int, last: int | None) -> bool:
+        """Whether a span of steps, open where it has no end, meets the incident to explain."""
+        if self.focus is None:
+            return False
+        ends = math.inf if last is None else last, math.inf if self.focus.end is None else self.focus.end
+        return self.focus.start <= ends[0] and first <= ends[1]
 
     @cached_property
     def shown(self) -> Mapping[str, Standing]:
@@ -401,6 +414,11 @@ class Facts:
         values = np.where(np.isfinite(near.values), near.values, np.inf)
         place = int(np.argmax(values))
         return Against(int(near.steps[place]), float(values[place]), float(before.values.mean()))
+
+    def clip_at(self, step: float) -> float | None:
+        """The norm that gradients were clipped to at a step: as the rows say, else by the settings."""
+        logged = self.series("clip_norm").finite.within(-math.inf, step).values
+        return float(logged[-1]) if len(logged) else self.known.number("clip")
 
     def noise(self, signal: str) -> float:
         """Spread of the row-to-row differences before the onset, so that a trend does not count as noise."""

@@ -1,12 +1,13 @@
 """What interventions say about a run: a curve can be smooth because its steep steps were left out."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 
 from sealegs.diagnosis.contract import Health
-from sealegs.record.interventions import Done, done_to, skipped_steps, spelt
+from sealegs.record.interventions import NOT_FINITE, Done, done_to, skipped_steps, spelt
 from sealegs.record.run import Run
 from sealegs.record.unlearned_sources import Division, Unlearned
 
@@ -71,6 +72,38 @@ def how_it_stands(done: Done | None) -> str | None:
         why = why or halted.detail.get("text") or "it does not say why"
         return f"The run was halted at step {halted.step}: {why}"
     return None
+
+
+def is_done(run: Run, done: Done | None, knob: str, value: str) -> bool:
+    """Whether the guard does already what a remedy asks for: it skips what is not finite, clips as low, or has taken
+    the source out."""
+    if done is None:
+        return False
+    if knob == "gate" and value == "non-finite":
+        return any(done.skips.reasons.get(name) for name in NOT_FINITE)
+    if knob == "swap":
+        return bool(done.actions.get("swap-source"))
+    if knob == "clip" and "clip_norm" in run.signals:
+        norms = run.column("clip_norm")
+        return bool(len(norms)) and bool(norms[-1] <= _number(value))
+    return knob == "clip_value" and _clips_elements_at(run) <= _number(value)
+
+
+def _clips_elements_at(run: Run) -> float:
+    """The value that recovery clips the elements of gradients at; infinite where it does not."""
+    acted = (event for event in run.events if event.kind == "intervention" and event.detail.get("acted"))
+    margins = (margin for event in acted for margin in event.detail.get("margins") or ())
+    values = [margin.get("value") for margin in margins if margin.get("margin") == "clip_value"]
+    return min((value for value in values if isinstance(value, int | float)), default=math.inf)
+
+
+def _number(value: str) -> float:
+    """The number that a remedy sets; NaN, which nothing is below, where it sets none.
+
+    >>> _number("0.5"), _number("AdamW's groups")
+    (0.5, nan)
+    """
+    return float(value) if value.replace(".", "", 1).isdigit() else math.nan
 
 
 def _how_it_ended(done: Done) -> str:

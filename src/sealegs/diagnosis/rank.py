@@ -3,7 +3,8 @@
 The weighing is simple enough to check by hand. Each sign on a card is read once. A sign of ``decides`` gives three
 points, of ``strong`` two, of ``opens`` and ``fits`` one, of ``against`` minus two. A sign of ``rules_out`` drops the
 card, or leaves a hypothesis if a deciding sign holds. A sign that was not logged counts nothing, and is listed as
-missing. What settings, lines of the log and attempts say (``statements.py``) counts in the same way.
+missing. What settings, lines of the log, attempts, replay and recovery say (``statements.py``) counts in the same way;
+a cause that replay has tested on the incident is established, and the first.
 
 A cause is *established* with a deciding sign and nothing against it. It is *supported* with a strong or opening sign,
 three points, and two signs off different signals of which one is specific: a symptom that many causes have, however
@@ -177,7 +178,10 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     said = registry.read(facts)
     shown = set(situations(facts, said))
     kind = facts.findings.kind
-    cards = (card for card in causes().values() if shown & set(card.explains) and card.is_for(kind))
+    tested = facts.reruns.cause if facts.reruns is not None else None
+    cards = (
+        card for card in causes().values() if card.name == tested or (shown & set(card.explains) and card.is_for(kind))
+    )
     beside: dict[str, list[Statement]] = {}
     for one in statements.statements(facts, {name: card.rules for name, card in causes().items()}):
         beside.setdefault(one.cause, []).append(one)
@@ -197,13 +201,13 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     ]
     listed = sorted(
         (item for item in weighed if item.grade),
-        key=lambda item: (GRADES.index(item.grade or "ruled out"), -item.points),
+        key=lambda item: (item.card.name != tested, GRADES.index(item.grade or "ruled out"), -item.points),
     )
     likely = [item for item in listed if item.grade != "ruled out"][:MOST]
     asks = facts.findings.verdict == "act"
     if (likely and likely[0].grade == "hypothesis") or (shown - ASIDE and not likely):
         likely.append(_unknown(likely, weighed, SPLITS if not likely and facts.leaps and asks else ""))
-    likely = [_with_test(facts, item, likely) for item in likely]
+    likely = [item if item.card.name == tested else _with_test(facts, item, likely) for item in likely]
     return (*likely, *(item for item in listed if item.grade == "ruled out"))
 
 
@@ -268,8 +272,10 @@ def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, besid
 
     deciding, strong = holding(*card.decides) + stated("decides"), holding(*card.strong) + stated("strong")
     opening, fitting = holding(*card.opens), holding(*card.fits) + stated("fits")
-    against, excluding = holding(*card.against) + stated("against"), holding(*card.rules_out)
-    speaking = deciding + strong + opening + fitting
+    against = holding(*card.against) + stated("against")
+    excluding = holding(*card.rules_out) + stated("rules_out")
+    tested = stated("tested")
+    speaking = tested + deciding + strong + opening + fitting
     points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(opening + fitting) + AGAINST * len(against)
     is_backed = len({one.source for one in speaking}) >= INDEPENDENT and any(one.is_specific for one in speaking)
     grade: Grade | None = None
@@ -282,6 +288,8 @@ def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, besid
         grade = "ruled out" if not deciding else "hypothesis"
     if not is_known and grade in ("established", "supported"):
         grade = "hypothesis"
+    if tested:
+        grade = "established"
     missing = [said[name].missing for name in card.signs if said[name].holds is None]
     hypothesis = Hypothesis(
         cause=card.name,
@@ -364,8 +372,9 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
             not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST) or _is_of_the_loader(facts, top)
         )
         parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
-    elif not parts:  # every remedy was tried
-        parts.append(f"find out: {top.hypothesis.next_test or 'what else changed about the onset'}")
+    elif not parts:  # every remedy was tried, or is in force
+        so_far = "leave it, the loss is back; find out" if facts.is_over and not asks else "find out"
+        parts.append(f"{so_far}: {top.hypothesis.next_test or 'what else changed about the onset'}")
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."
 
@@ -394,11 +403,13 @@ def _counted(found: Sequence[int]) -> str:
 
 def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
     """The remedies that can be carried out, in words; with a warning where a clip would always take effect."""
-    orders, idle = [], statements.without_help(facts)
+    orders, idle, done = [], statements.without_help(facts), facts.findings.done
     for remedy in remedies:
         if remedy.grade == "show-only" or not _makes_sense(facts, remedy):
             continue
         if remedy.lowers_the_rate and (registry.SIGNS["rate-is-tiny"](facts).holds or _is_flat_from_the_start(facts)):
+            continue
+        if interventions.is_done(facts.run, done, remedy.knob, remedy.value):
             continue
         if idle and any(each.name in idle for each in kinds_of(remedy.do)):  # it was tried, and did not help
             continue

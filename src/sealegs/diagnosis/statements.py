@@ -1,7 +1,9 @@
-"""What stands beside the numbers, and what it says of causes: settings, lines of the log, and what was tried.
+"""What stands beside the numbers, and what it says of causes: settings, lines of the log, what was tried, and what
+replay and recovery have found out.
 
 A card names the pre-flight rules that speak for it (``rules`` in ``causes.toml``), ``lines.toml`` the causes of a line,
-``attempts.toml`` the causes that an attempt would have cured. Statements count as the signs on a card do.
+``attempts.toml`` the causes that an attempt would have cured. Statements count as the signs on a card do; a cause that
+was tested on the incident itself is established by that.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,6 +13,7 @@ from sealegs.diagnosis.contract import Statement, Tried
 from sealegs.diagnosis.facts import LEAD, NEAR, Facts
 from sealegs.diagnosis.lines import KnownLine
 from sealegs.diagnosis.tried import known_attempts
+from sealegs.record.interventions import actions_of
 
 OF_RULES: Mapping[str, Literal["strong", "fits"]] = {"error": "strong", "warning": "fits"}
 """What a rule's grade counts. A note is told, and counts nothing: many healthy runs have it."""
@@ -35,6 +38,8 @@ def statements(facts: Facts, rules: Mapping[str, tuple[str, ...]]) -> Iterator[S
             )
     for one in facts.findings.tried:
         yield from _of_attempt(facts, one)
+    yield from _of_reruns(facts)
+    yield from _of_recovery(facts)
 
 
 def stands(facts: Facts, line: KnownLine) -> bool:
@@ -79,3 +84,25 @@ def _of_attempt(facts: Facts, one: Tried) -> Iterator[Statement]:
             yield Statement(cause=cause, weight="strong" if is_sure else "fits", text=text, source="attempts")
         else:
             yield Statement(cause=cause, weight="against", text=text, source="attempts")
+
+
+def _of_reruns(facts: Facts) -> Iterator[Statement]:
+    """What the reruns of the incident establish, and what they rule out."""
+    reruns = facts.reruns
+    if reruns is None:
+        return
+    if reruns.cause is not None:
+        yield Statement(cause=reruns.cause, weight="tested", text=f"replay: {reruns.because}", source="replay")
+    text = "replay: the incident is there without it too"
+    others = (cause for cause in reruns.not_needed if cause != reruns.cause)
+    yield from (Statement(cause=cause, weight="rules_out", text=text, source="replay") for cause in others)
+
+
+def _of_recovery(facts: Facts) -> Iterator[Statement]:
+    """A source that recovery took out because its data were bad: the loss went with its share from batch to batch."""
+    for event in facts.run.events:
+        detail = event.detail
+        is_found = event.kind == "intervention" and detail.get("acted") and detail.get("trigger") == "bad-data"
+        if is_found and "swap-source" in actions_of(event) and facts.is_of_the_focus(event.step, event.step):
+            text = f"recovery: {detail.get('evidence')}"
+            yield Statement(cause="bad-data-batch", weight="decides", text=text, source="recovery")

@@ -109,7 +109,7 @@ def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
         skips=skips,
         not_acted=len(rejected) - skips.count,
         interventions=len(made),
-        actions=dict(Counter(kind for event in made for kind in _actions(event)).most_common()),
+        actions=dict(Counter(kind for event in made for kind in actions_of(event)).most_common()),
         changes=[_change(event) for event in made[:MOST_CHANGES] if event.detail.get("changed")],
         outcomes=dict(results.most_common()),
         halted=_halted(told),
@@ -164,6 +164,13 @@ def is_rejected(event: Event) -> bool:
     return event.kind in JUDGED and any(map(_spoils, findings_in(event)))
 
 
+def actions_of(event: Event) -> list[str]:
+    """The kinds of the actions of an intervention."""
+    actions = event.detail.get("actions")
+    listed = actions if isinstance(actions, list | tuple) else ()
+    return [str(action.get("action", "unknown")) for action in listed if isinstance(action, Mapping)]
+
+
 def _is_acted_on(event: Event) -> bool:
     return bool(event.detail.get("acted"))
 
@@ -179,12 +186,6 @@ def _change(event: Event) -> str:
     return f"at step {event.step} {event.detail['changed']}{because}"
 
 
-def _actions(event: Event) -> list[str]:
-    actions = event.detail.get("actions")
-    listed = actions if isinstance(actions, list | tuple) else ()
-    return [str(action.get("action", "unknown")) for action in listed if isinstance(action, Mapping)]
-
-
 def _halted(events: Iterable[Event]) -> Event | None:
     """The event that halted the run, if nothing came after it: no resume, and no intervention."""
     acts, halted = False, None
@@ -194,7 +195,7 @@ def _halted(events: Iterable[Event]) -> Event | None:
         elif event.kind == "halt" and acts:
             halted = event
         elif event.kind == "intervention" and event.detail.get("acted"):
-            halted = event if "halt" in _actions(event) else None
+            halted = event if "halt" in actions_of(event) else None
         elif event.kind == "end" and event.detail.get("reason") == "halted":
             halted = halted or event
     return halted

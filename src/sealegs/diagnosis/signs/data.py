@@ -109,6 +109,15 @@ def sources_change(facts: Facts) -> Sign:
     return so(abs(after.get(name, 0) - before.get(name, 0)) > 0.25, text)
 
 
+def one_source(facts: Facts) -> Sign:
+    """All data are of one source, so that none can be left out."""
+    told = facts.texts("sources")
+    if not told:
+        return unlogged("sources")
+    names = {name for text in set(told.values()) for name in shares_of(text)}
+    return so(len(names) == 1, f"panel 10: all rows are of {next(iter(names), 'no source')}")
+
+
 def eval_flat(facts: Facts) -> Sign:
     """The held-out loss does not move while the training loss does: the data changed, not the model."""
     if facts.focus is None:

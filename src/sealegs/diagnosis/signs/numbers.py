@@ -6,6 +6,8 @@ import numpy as np
 
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
+from sealegs.diagnosis.signs.spikes import is_embedding
+from sealegs.record.interventions import skipped_steps
 
 EXP_LIMIT = {"fp32": 88.7, "bf16": 88.7, "fp16": 11.1}
 """Largest argument of exp, by precision."""
@@ -187,12 +189,16 @@ def came_suddenly(facts: Facts) -> Sign:
 
 
 def infinite_norm_clipped(facts: Facts) -> Sign:
-    """The first gradient norm that is not finite is inf, at a finite loss, and is clipped: inf times 1/inf is NaN."""
-    step, clip = facts.first_bad("grad_norm"), facts.known.number("clip")
+    """The first gradient norm that is not finite is inf, at a finite loss, and is clipped: inf times 1/inf is NaN. Not
+    so where the update was skipped."""
+    step = facts.first_bad("grad_norm")
     if step is None or not facts.is_nonfinite:
         return NOT_ASKED
+    clip = facts.clip_at(step)
     if clip is None:
         return unlogged("optimizer.clip in the settings")
+    if step in skipped_steps(facts.run.events):
+        return so(False, f"panels 1, 3: grad norm not finite at step {step}, and its update was skipped")
     norm, loss = (facts.series(name).within(step, step).values for name in ("grad_norm", "loss"))
     text = f"panels 1, 3: grad norm inf at step {step}, at a finite loss, and clipped at {clip:g}"
     return so(clip > 0 and bool(np.isposinf(norm).all() and np.isfinite(loss).all()), text)
@@ -227,8 +233,7 @@ def infinite_in_embedding(facts: Facts) -> Sign:
         return unlogged("grad_norm/<group>")
     if step is not None and np.isnan(facts.series("grad_norm").within(step, step).values).any():
         return so(False, f"panel 3: grad norm NaN at step {step}, not inf")
-    is_there = any("embed" in name.lower() or "wte" in name for name in named)
-    return so(is_there, f"infinite first in {', '.join(named)}")
+    return so(any(map(is_embedding, named)), f"infinite first in {', '.join(named)}")
 
 
 def logits_over_exp(facts: Facts) -> Sign:

@@ -346,7 +346,7 @@ def second_moment_leaps(facts: Facts) -> Sign:
 
 def clip_off(facts: Facts) -> Sign:
     """Gradients are not clipped, or at so high a norm that it does not matter."""
-    clip = facts.known.number("clip")
+    clip = facts.clip_at(facts.onset)
     if clip is None:
         return unlogged("optimizer.clip in the settings")
     return so(clip <= 0 or clip > 10, f"clip {clip:g}")

@@ -1,6 +1,7 @@
 """Signs of spikes: the shape of a loss that leaps, and of the gradients, tokens and activations around it."""
 
 import math
+import re
 
 import numpy as np
 
@@ -165,7 +166,7 @@ def embedding_stands_out(facts: Facts) -> Sign:
     if not grown:
         return unlogged("activation_norm/<layer>")
     ratio, layer = max(grown)
-    return so(ratio >= 2 and _is_embedding(layer), f"panel 4: {layer} {ratio:.2g}-fold, the most of {len(grown)}")
+    return so(ratio >= 2 and is_embedding(layer), f"panel 4: {layer} {ratio:.2g}-fold, the most of {len(grown)}")
 
 
 def activations_grow(facts: Facts) -> Sign:
@@ -176,7 +177,7 @@ def activations_grow(facts: Facts) -> Sign:
     if not grown:
         return unlogged("activation_norm/<layer>")
     ratio, layer = max(grown)
-    return so(ratio >= 2 and not _is_embedding(layer), f"panel 4: {layer} {ratio:.2g}-fold")
+    return so(ratio >= 2 and not is_embedding(layer), f"panel 4: {layer} {ratio:.2g}-fold")
 
 
 def attention_logits_grow(facts: Facts) -> Sign:
@@ -281,9 +282,10 @@ def _high_loss_share(histogram: str) -> float | None:
     return float(counts[bins:].sum() / counts.sum()) if len(counts) > bins and counts.sum() > 0 else None
 
 
-def _is_embedding(layer: str) -> bool:
-    """Whether a layer's name is that of an embedding; GPT-2's are wte and wpe."""
-    return "emb" in layer.lower() or layer.rpartition(".")[2] in ("wte", "wpe")
+def is_embedding(name: str) -> bool:
+    """Whether the name of a layer or a tensor is that of an embedding; GPT-2's are wte and wpe."""
+    parts = re.split(r"[._]", name.lower())
+    return any("embed" in part or part in ("emb", "embs", "wte", "wpe") for part in parts)
 
 
 def _grown_layers(facts: Facts) -> list[tuple[float, str]]:

@@ -34,7 +34,7 @@ SOURCES: Mapping[str, str] = {
     "tokens": "few-tokens-dear all-tokens-dear entropy-low entropy-high entropy-usual",
     "batches": "batch-repeats batches-differ data-begins-again data-not-restored same-batch-harmless "
     "same-batch-bad-again same-batch-other-loss finite-again",
-    "sources of the data": "sources-change",
+    "sources of the data": "sources-change one-source",
     "held-out loss": "eval-flat eval-flat-meanwhile eval-rises eval-turns eval-plateau eval-flat-at-resumes "
     "train-is-multiple-of-eval train-in-bits held-out-turns",
     "loss scale": "scale-begins-again scale-falls scale-collapsed scale-is-high scale-moves scale-stands-still",
@@ -69,7 +69,7 @@ SYMPTOMS = (
     "gradient-calm gradient-ramps gradients-grow gradients-vanish gradient-first loss-first gradient-climbs-before "
     "climbs-with-gradients activations-grow batches-differ lr-smooth lr-near-peak lr-rises eval-rises "
     "settings-change entropy-usual beta2-long clip-off decay-low init-wide is-fp16 is-not-fp16 muon-is-clipped "
-    "no-warm-up rate-is-tiny reward-falls reward-flat reward-rises reward-logged groups-without-spread "
+    "one-source no-warm-up rate-is-tiny reward-falls reward-flat reward-rises reward-logged groups-without-spread "
     "clip-saturates entropy-explodes length-leaps balance-loss-grows router-entropy-vanishes preference-lost"
 )
 """Signs that say what happened, or what healthy runs have, too: none of them points at one cause."""
