@@ -142,3 +142,18 @@ def test_a_run_without_interventions_says_so(tmp_path: Path, capsys: pytest.Capt
     assert main(["interventions", str(tmp_path / "skipped")]) == 0
     assert "skipped: 1 skipped step, and nothing else was done to this run" in capsys.readouterr().out
     assert main(["interventions", str(tmp_path / "absent")]) == 2
+
+
+def test_what_was_looked_at_and_left_alone_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import sealegs
+
+    with sealegs.Watch(tmp_path / "a") as watch:
+        watch.note("incident-look", step=451, number=1, text="step 451  incident 1 after 51 steps: waited")
+        watch.note("weights-excused", step=601, reason="incident 1 is not coming down, but others have come back")
+    assert main(["interventions", str(tmp_path / "a")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    looked = [told.index(line) for line in told if line.startswith("step ")]
+    assert [told[place] for place in looked] == [
+        "step 451  incident 1 after 51 steps: waited",
+        "step 601  the weights are let off: incident 1 is not coming down, but others have come back",
+    ]

@@ -163,7 +163,7 @@ def test_reasons() -> None:
         "damaged at step 700: rung 1 is the first for it",
         "damaged at step 700: rung 2 comes after rung 1",
         "damaged at step 700: rung 3 comes after rung 2",
-        "damaged at step 700: rung 3 was the last for it, and it has come back",
+        "damaged at step 700: rung 3 was the last for it, and has not cured it",
     ]
 
 

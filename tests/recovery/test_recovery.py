@@ -382,6 +382,24 @@ def test_trouble_after_a_request_is_told_of_each_by_its_own_onset(tmp_path: Path
     assert texts[2] == f"came back: trouble again, since step {onset}, 3 steps after the request's step"
 
 
+def test_a_trouble_that_never_went_away_did_not_come_back(tmp_path: Path) -> None:
+    """The weights are harmed, and what is done about it does nothing: the loss is as high at the next look."""
+    rungs = (Rung({Trigger.NOT_RECOVERING}, (LowerLR(0.5),)),)
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=Playbook(name="mine", rungs=rungs)) as guard:
+        train(guard, model, 200, loader=(batches := [torch.cat(data(64))] * 600))  # no noise: it does not come down
+        with torch.no_grad():
+            model.weight.data.mul_(-1.0)
+        optimizer.param_groups[0]["lr"] = 0.0
+        with pytest.raises(RunHalted):
+            train(guard, model, 500, loader=batches)
+    lowered, halted = events(tmp_path / "a", "intervention")
+    told, _ = events(tmp_path / "a", "outcome")
+    assert (told["intervention"], told["result"]) == (1, "did not help")
+    assert told["text"].startswith(f"did not help: the same trouble as before, since step {lowered['onset']}, ")
+    assert halted["because"].endswith("rung 1 was the last for it, and has not cured it")
+
+
 def test_an_incident_is_closed_with_what_it_has_cost(tmp_path: Path) -> None:
     model, optimizer = small()
     with Guard(

@@ -12,6 +12,7 @@ from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import open_run
 from sealegs.record.stability_tax import tax_of
 from sealegs.report.commands.interventions import interventions, page
+from sealegs.report.event_text import remarkable
 from sealegs.report.stability import told_of_tax
 
 DESCRIPTION = """\
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         skips = len(skipped_steps(run.events))
         what = f"{skips:,} skipped {'step' if skips == 1 else 'steps'}, and nothing else" if skips else "nothing"
         say(f"{run.folder}: {what} was done to this run")
-    for event in run.events:
-        if event.kind == "incident-look":
-            say(str(event.detail["text"]))
+    for event in run.events:  # not to act is a decision, too
+        if event.kind in ("incident-look", "weights-excused"):
+            say(str(remarkable(event)))
     for sentence in told_of_tax(run):
         say(sentence)
     return 0

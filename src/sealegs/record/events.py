@@ -52,6 +52,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "stalled": {"seconds": float("nan"), "where": UNSAID},
     "probe": {"is_condemned": False, "loss": float("nan")},
     "incident-look": {"number": 0, "text": UNSAID},
+    "weights-excused": {"reason": UNSAID},
     "incident-closed": {"number": 0, "text": UNSAID},
     "outcome": {"intervention": 0, "result": "not known yet", "text": UNSAID},
     "intervention": {

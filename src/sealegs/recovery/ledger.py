@@ -36,6 +36,8 @@ class Pending:
     """Whether a person asked for it."""
     in_incident: bool = True
     """Whether an incident was open."""
+    made: int | None = None
+    """The step at which it was made; None where the run went back, which left the trouble behind, or it is not known."""
 
     @property
     def has_nothing_to_help(self) -> bool:
@@ -45,6 +47,10 @@ class Pending:
     def has_passed(self, step: int) -> bool:
         """Whether a step is far enough behind the onset to tell."""
         return step >= self.onset + HELD
+
+    def left_in_place(self, onset: int) -> bool:
+        """Whether a trouble since ``onset`` was there when it was made, and has been there ever since."""
+        return self.made is not None and onset < self.made
 
     def distance(self, step: int) -> str:
         """How far a step is from the onset, in words; after a rollback it may lie before it.
@@ -139,7 +145,7 @@ class Ledger:
         self.history = (*self.history, intervention)
         self.interventions += 1
         is_asked, in_incident = intervention.trigger == Trigger.ASKED, intervention.incident > 0
-        entered = Pending(self.interventions, intervention.onset, is_asked, in_incident)
+        entered = Pending(self.interventions, intervention.onset, is_asked, in_incident, intervention.step)
         self._pending = () if is_last else (*self._pending, entered)
 
     def halted(self, step: int, *, acted: bool) -> None:
@@ -151,6 +157,7 @@ class Ledger:
     def went_to(self, step: int) -> None:
         """Enter which state the last intervention has restored."""
         self.history = (*self.history[:-1], replace(self.history[-1], went_to=step))
+        self._pending = (*self._pending[:-1], *(replace(pending, made=None) for pending in self._pending[-1:]))
 
     def held(self, step: int, good: int) -> None:
         """Enter which interventions have helped, once ``good`` steps in a row were good and no incident is open."""
@@ -175,11 +182,14 @@ class Ledger:
             self._note_outcome(pending, step, "did not help", "the loss has not come back")
 
     def came_back(self, number: int, onset: int) -> None:
-        """Enter that the anomaly came back, before step ``number``. What a person asked for while nothing was wrong has
-        nothing that could come back, but has not helped either."""
+        """Enter that the anomaly came back, or never went, before step ``number``. What a person asked for while nothing
+        was wrong has nothing that could come back, but has not helped either."""
         for pending in self._pending:
-            is_new = pending.has_nothing_to_help
-            result, text = ("did not help", "trouble") if is_new else ("came back", "trouble again")
+            result, text = "came back", "trouble again"
+            if pending.has_nothing_to_help:
+                result, text = "did not help", "trouble"
+            elif pending.left_in_place(onset):
+                result, text = "did not help", "the same trouble as before"
             self._note_outcome(pending, number, result, f"{text}, since step {onset}")
 
     def _note_outcome(self, pending: Pending, step: int, result: str, text: str) -> None:

@@ -317,7 +317,7 @@ def choose(
     used = max((t.rung for t in anomaly if t.rung in rungs), default=0)
     number = next((number for number in rungs if number > used), None)
     if number is None:
-        return _end(trigger, f"{what}: rung {used} was the last for it, and it has come back")
+        return _end(trigger, f"{what}: rung {used} was the last for it, and has not cured it")
     rung = rungs[number]
     spent = sum(any(isinstance(action, Rollback) for action in intervention.actions) for intervention in history)
     if rung.rolls_back and spent >= playbook.rollbacks:

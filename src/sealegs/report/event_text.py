@@ -30,6 +30,8 @@ def remarkable(event: Event) -> str | None:
             return f"step {event.step}  {detail['text']}{done}: {detail['evidence']}  {detail['changed']}".rstrip()
         case "outcome" | "incident-look" | "incident-closed" | "snapshots" | "folder-lost" | "folder-back":
             return str(detail["text"])
+        case "weights-excused":
+            return f"step {event.step}  the weights are let off: {detail['reason']}"
         case "probe":
             found = "bad too" if detail["is_condemned"] else "as it should be"
             tried = detail.get("tried", 1)
