@@ -166,6 +166,16 @@ def onsets(run: Run, whole: LossCurve, *, rules: str, rows: int) -> list[int]:
     return [int(curve.steps[one.first]) for one in _stretches(run, curve, rules)] if len(curve.losses) else []
 
 
+def closed(run: Run, incident: Incident) -> Incident:
+    """An incident of hindsight, whose end is its last bad row, as the live guard would have it: its end is the last of
+    the ten rows that show that the loss is back."""
+    if incident.end is None or incident.recovery_loss is None:
+        return incident
+    after = run.steps > incident.end
+    steps = run.steps[after][np.isfinite(run.column("loss", copy=False)[after])][:AVERAGED]
+    return replace(incident, end=int(steps[-1])) if len(steps) else incident
+
+
 def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_statistic.MOST_FOLDED) -> list[Stretch]:
     broken = nonfinite(run, curve) + overflowed(run, curve)
     if rules == "textbook":

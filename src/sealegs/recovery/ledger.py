@@ -37,7 +37,7 @@ class Pending:
     in_incident: bool = True
     """Whether an incident was open."""
     made: int | None = None
-    """The step at which it was made; None where the run went back, which left the trouble behind, or it is not known."""
+    """The step at which it was made; None where the run went back and left the trouble behind, or it is not known."""
 
     @property
     def has_nothing_to_help(self) -> bool:
@@ -182,7 +182,7 @@ class Ledger:
             self._note_outcome(pending, step, "did not help", "the loss has not come back")
 
     def came_back(self, number: int, onset: int) -> None:
-        """Enter that the anomaly came back, or never went, before step ``number``. What a person asked for while nothing
+        """Enter that the anomaly came back before step ``number``, or never went. What a person asked for while nothing
         was wrong has nothing that could come back, but has not helped either."""
         for pending in self._pending:
             result, text = "came back", "trouble again"

@@ -80,6 +80,8 @@ def test_an_incident_that_only_hindsight_sees_is_marked_too(page: Page) -> None:
     (nan,) = [mark for mark in page.all_marks[0] if mark.kind == "incident" and mark.first <= NAN[0] <= mark.last]
     assert nan.number == 2
     assert "nonfinite" in nan.text
+    assert (nan.first, nan.last) == (NAN[0], NAN[-1])
+    assert nan.text.endswith(f"at step {NAN[-1] + 10}"), "back after ten rows, and not at its own last one"
 
 
 def test_a_post_mortem_is_linked_only_where_there_is_one(tmp_path: Path) -> None:

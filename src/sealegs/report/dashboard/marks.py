@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.diagnosis.contract import Findings
+from sealegs.diagnosis.findings import closed
 from sealegs.record.interventions import is_rejected
 from sealegs.record.run import Run
 from sealegs.report.event_text import remarkable
@@ -130,7 +131,7 @@ def _incidents(run: Run, findings: Findings | None) -> list[PanelMark]:
         met = next((mark for mark in live.values() if mark.first <= last and incident.start <= mark.last), None)
         if met is None:
             number = incident.number if not live else max(live) + 1 + len(after)
-            text = f"incident {number}{str(incident).partition(str(incident.number))[2]}"
+            text = str(replace(closed(run, incident), number=number))
             after.append(PanelMark(kind="incident", first=incident.start, last=last, text=text, number=number))
         elif met.last == met.first:  # never closed: hindsight knows how long it lasted
             live[met.number] = replace(met, last=max(last, met.last))

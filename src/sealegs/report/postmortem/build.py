@@ -10,7 +10,7 @@ import numpy as np
 
 from sealegs.diagnosis.contract import Diagnosis
 from sealegs.diagnosis.facts import Facts
-from sealegs.diagnosis.findings import look
+from sealegs.diagnosis.findings import closed, look
 from sealegs.diagnosis.incident_order import BENIGN, WATCHED
 from sealegs.diagnosis.rank import diagnose
 from sealegs.diagnosis.settings import known_of
@@ -185,7 +185,7 @@ def logged_incidents(run: Run) -> dict[int, Incident]:
     for each in seen:
         if not any(_overlap(each, other) for other in met):
             number = each.number if not live else max(live) + 1 + len(after)
-            after.append(replace(each, number=number))
+            after.append(replace(closed(run, each), number=number))
     return dict(sorted((live | {each.number: each for each in after}).items()))
 
 
@@ -193,7 +193,7 @@ def _of_alarm(run: Run, step: int, number: int, detail: Mapping[str, Any], seen:
     """An incident of which the record has only the alarm: as the diagnosis sees it, if it does."""
     for each in seen:
         if each.kind not in MILD and each.start <= step and (each.end is None or step <= each.end):
-            return replace(each, number=number)
+            return replace(closed(run, each), number=number)
     findings = [finding for finding in detail.get("findings", ()) if finding.get("severity") in ("ALARM", "HALT")]
     family = str(findings[0].get("detector")).partition("/")[0] if findings else ""
     losses, norms = (
