@@ -72,6 +72,18 @@ def test_there_is_an_end_to_what_is_said() -> None:
     assert many.plain()["more"] == 88
 
 
+def test_a_histogram_may_be_given_as_a_list(tmp_path: Path) -> None:
+    counts = [3] * 32 + [0]
+    with sealegs.Watch(tmp_path / "run") as watch:
+        watch.see(0, loss=1.0, token_loss_histogram=counts)
+        watch.see(1, loss=1.0, token_loss_histogram=" ".join(map(str, counts)))
+        watch.see(2, loss=1.0, token_loss_histogram=[-1])
+    run = open_run(tmp_path / "run")
+    assert run.texts("token_loss_histogram", 0, 9) == dict.fromkeys((0, 1), " ".join(map(str, counts)))
+    (said,) = (event for event in run.events if event.kind == "signals-changed")
+    assert said.detail["left_out"] == {"token_loss_histogram": "list"}, "what is no list of counts"
+
+
 @pytest.mark.parametrize("step", [2**53 + 1, -(2**60)])
 def test_a_step_that_no_float_holds_is_refused(step: int, tmp_path: Path) -> None:
     with sealegs.Watch(tmp_path / "run") as watch, pytest.raises(ConfigError, match="so that a float holds it"):

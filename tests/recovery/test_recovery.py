@@ -389,7 +389,8 @@ def test_a_trouble_that_never_went_away_did_not_come_back(tmp_path: Path) -> Non
     with Guard(model, optimizer, run=tmp_path / "a", playbook=Playbook(name="mine", rungs=rungs)) as guard:
         train(guard, model, 200, loader=(batches := [torch.cat(data(64))] * 600))  # no noise: it does not come down
         with torch.no_grad():
-            model.weight.data.mul_(-1.0)
+            for weight in model.parameters():
+                weight.neg_()
         optimizer.param_groups[0]["lr"] = 0.0
         with pytest.raises(RunHalted):
             train(guard, model, 500, loader=batches)

@@ -14,6 +14,8 @@ from sealegs.vocabulary import Number, Row
 LONGEST_NAME = 256
 HIGHEST_STEP = 2**53
 """Floats represent every integer up to this one."""
+COUNTS = "token_loss_histogram"
+"""The signal whose text is a list of counts."""
 _MOST_NOTICES, _MOST_NAMED = 10, 12
 
 
@@ -60,7 +62,7 @@ class SoundRows:
                 self._names[name] = sound_name(name)
                 if self._names[name] != name:
                     renamed[spelt(name)] = self._names[name]
-            found = value if _is_sound(value) else _sound_value(value)
+            found = value if _is_sound(value) else _spelt_counts(value) if name == COUNTS else _sound_value(value)
             if found is not None:
                 mended[self._names[name]] = found
             elif name not in self._left_out:
@@ -138,3 +140,13 @@ def _sound_value(value: Any) -> float | None:
         return float(value)
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
+
+
+def _spelt_counts(value: Any) -> str | None:
+    """The text of a list of counts; None if it is something else.
+
+    >>> _spelt_counts([0, 3, 1]), _spelt_counts([-1])
+    ('0 3 1', None)
+    """
+    is_counts = isinstance(value, list | tuple) and all(type(each) is int and each >= 0 for each in value)
+    return " ".join(map(str, value)) if value and is_counts else None

@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sealegs.vocabulary import Number, Row
 
-Signal: TypeAlias = Tensor | Number | str | None
-"""A tensor holds one number, or several that belong together and are written as text. None was not measured."""
+Signal: TypeAlias = Tensor | Number | str | list[int] | None
+"""A tensor holds one number, or several that belong together and are written as text, as a list of counts does. None
+was not measured."""
 Names: TypeAlias = tuple[str, ...] | Callable[[list[float]], Mapping[str, Number | str]]
 """A name for each number, or a function that makes signals of the numbers on the host, where that costs no launch."""
 Block: TypeAlias = tuple[Names, Tensor]
@@ -140,8 +141,8 @@ def _fill(row: dict[str, Number | str], names: Names, numbers: list[float]) -> N
         row.update(zip(names, map(_plain, numbers), strict=True))
 
 
-def _plain(signal: Number | str) -> Number | str:
-    """A plain Python number, also from numpy; a flag as 0.0 or 1.0."""
+def _plain(signal: Any) -> Number | str:
+    """A plain Python number, also from numpy; a flag as 0.0 or 1.0. Whatever else is left to the record."""
     value: Number | str = signal.item() if hasattr(signal, "item") else signal
     return float(value) if isinstance(value, bool) else value
 
