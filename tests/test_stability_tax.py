@@ -171,6 +171,40 @@ def test_a_warm_up_is_over_when_the_rate_rises_no_more(tmp_path: Path) -> None:
 
 
 def test_what_a_rate_that_recovery_lowered_cost_is_estimated(tmp_path: Path) -> None:
-    lowered = {"acted": True, "actions": plain_actions([LowerLR(factor=0.25)])}
-    (told,) = caution_of(tmp_path / "a", [1.0] * 100, {"step": 60, "kind": "intervention", "time": 1.0, **lowered})
+    lowered = {"acted": True, "actions": plain_actions([LowerLR(factor=0.25, rewarm_steps=0)])}
+    rates = [1.0] * 60 + [0.25] * 40
+    (told,) = caution_of(tmp_path / "a", rates, {"step": 60, "kind": "intervention", "time": 1.0, **lowered})
     assert told.endswith("rates that recovery lowered cost the learning of about 30 steps (30.0%)")
+
+
+def test_a_rate_that_recovery_warms_up_again_is_no_warm_up(tmp_path: Path) -> None:
+    """The schedule is flat; from the beginning on a quarter of it is left, reached over ten steps."""
+    rates = [0.25 * min((step + 1) / 10, 1.0) for step in range(100)]
+    lowered = {"step": 60, "to_step": 0, "kind": "intervention", "time": 1.0, "acted": True}
+    older = lowered | {"actions": plain_actions([LowerLR(factor=0.25, rewarm_steps=10)])}
+    newer = lowered | {"actions": [], "adjustments": {"lr": 0.25, "rewarm_from": 0, "rewarm_steps": 10}}
+    told = caution_of(tmp_path / "a", rates, older)
+    (text,) = told
+    assert "warm-up" not in text
+    assert text.endswith("rates that recovery lowered cost the learning of about 76 steps (76.1%)")
+    assert caution_of(tmp_path / "b", rates, newer) == told
+
+
+def test_what_starts_over_with_half_of_the_rate_costs_half(tmp_path: Path) -> None:
+    """No action lowered it: a rollback to the beginning does, with whatever it is made."""
+    over = {"step": 10, "to_step": 0, "kind": "intervention", "time": 1.0, "acted": True, "actions": []}
+    over |= {"adjustments": {"lr": 0.5, "rewarm_from": 0, "rewarm_steps": 0}}
+    (told,) = caution_of(tmp_path / "a", [0.5] * 100, over)
+    assert told.endswith("rates that recovery lowered cost the learning of about 50 steps (50.0%)")
+    rising = [0.5 * min(step / 20, 1.0) for step in range(100)]
+    (told,) = caution_of(tmp_path / "b", rising, over)
+    assert "the warm-up cost the learning of about 10 steps" in told
+    assert told.endswith("rates that recovery lowered cost the learning of about 45 steps (44.8%)")
+
+
+def test_a_rate_stays_lowered_where_the_run_goes_back_behind_it(tmp_path: Path) -> None:
+    lowered = {"step": 60, "to_step": 60, "adjustments": {"lr": 0.5, "rewarm_from": 60, "rewarm_steps": 0}}
+    back = {"step": 70, "to_step": 20, "adjustments": {"lr": 0.5, "rewarm_from": 60, "rewarm_steps": 0}}
+    both = [{"kind": "intervention", "time": 1.0, "acted": True, "actions": [], **each} for each in (lowered, back)]
+    (told,) = caution_of(tmp_path / "a", [1.0] * 20 + [0.5] * 80, *both)
+    assert told.endswith("rates that recovery lowered cost the learning of about 40 steps (40.0%)")

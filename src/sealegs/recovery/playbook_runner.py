@@ -355,6 +355,7 @@ class PlaybookRunner:
             changed="; ".join(changed),
             acted=self._act,
             to_step=order.number if target is None else target.step,
+            adjustments=asdict(self._ledger.adjustments),
             cost=cost.as_event(self._watch.record),
             seconds=round(time.perf_counter() - began, 3),
             request=order.request,
