@@ -67,6 +67,7 @@ class Guard:
         scheduler: LRScheduler | Sequence[LRScheduler] | LoopScheduler | None = None,
         scaler: GradScaler | None = None,
         clip: float | None = None,
+        qk_clip: float | None = None,
         act: bool | Skipping = True,
         playbook: Playbook | None = None,
         checkpoint_every: int | Checkpointing = 0,
@@ -78,7 +79,8 @@ class Guard:
 
         Several optimizers are updated together or not at all. ``scheduler`` is stepped with them; a ``LoopScheduler``
         is stepped by the loop. ``clip`` is the largest global gradient norm; leave it out to clip yourself, and hand
-        the norm to ``step``. Under ``act=False``, shadow mode, everything is decided and written down, and nothing is
+        the norm to ``step``. ``qk_clip`` is the largest attention logit of a head; beyond it, queries and keys of the
+        head are rescaled. Under ``act=False``, shadow mode, everything is decided and written down, and nothing is
         skipped or halted. ``Skipping`` says how updates are skipped. In a process group make a guard on every rank.
 
         ``playbook`` says what is done about an anomaly that skipping does not cure; it needs ``batches``. With one,
@@ -98,6 +100,7 @@ class Guard:
             scheduler=scheduler,
             scaler=scaler,
             clip=clip,
+            qk_clip=qk_clip,
             act=act,
             playbook=playbook,
             checkpoint_every=checkpoint_every,

@@ -15,7 +15,7 @@ from sealegs.data.position import Batches
 from sealegs.errors import ConfigError
 from sealegs.judge import CALIBRATED, Detection
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
-from sealegs.recovery.actions import is_number, is_whole, refuse_unless
+from sealegs.recovery.actions import LOGIT, ClipQK, is_number, is_whole, refuse_unless
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
@@ -154,6 +154,7 @@ class GuardOptions:
     scheduler: Any = None
     scaler: GradScaler | None = None
     clip: float | None = None
+    qk_clip: float | None = None
     act: bool | Skipping = True
     playbook: Playbook | None = None
     checkpoint_every: int | Checkpointing = 0
@@ -163,12 +164,13 @@ class GuardOptions:
     skip: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        every, clip = self.checkpoint_every, self.clip
+        every, clip, limit = self.checkpoint_every, self.clip, self.qk_clip
         can_step = all(callable(getattr(each, "step", None)) for each in self.schedulers)
         for name, is_sound, cure in (
             ("scheduler", can_step, "an LRScheduler, several, or one LoopScheduler of those that the loop steps"),
             ("scaler", self.scaler is None or hasattr(self.scaler, "is_enabled"), "a GradScaler, or None"),
             ("clip", clip is None or (is_number(clip) and clip > 0), CLIP),
+            ("qk_clip", limit is None or (is_number(limit) and limit > 0), f"{LOGIT}; leave it out to rescale none"),
             ("act", isinstance(self.act, bool | Skipping), "True, False for shadow mode, or a sealegs.Skipping"),
             ("playbook", isinstance(self.playbook, Playbook | None), "Playbook.standard(), or None"),
             ("checkpoint_every", isinstance(every, Checkpointing) or is_whole(every, 0), EVERY),
@@ -212,6 +214,13 @@ class GuardOptions:
     def has_rungs(self) -> bool:
         """Whether anything is to be done about an anomaly besides skipping."""
         return self.playbook is not None and bool(self.playbook.rungs)
+
+    @property
+    def watches_heads(self) -> bool:
+        """Whether attention logits of heads are looked at: where they are limited, or may come to be."""
+        rungs = () if self.playbook is None else self.playbook.rungs
+        may_be = any(isinstance(action, ClipQK) for rung in rungs for action in rung.actions)
+        return self.qk_clip is not None or may_be
 
     @property
     def stores(self) -> bool:

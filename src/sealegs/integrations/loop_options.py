@@ -19,6 +19,7 @@ class LoopOptions(TypedDict, total=False):
     """The options of a guard in a framework's loop. Each means what it means to ``sealegs.Guard``."""
 
     clip: float | None
+    qk_clip: float | None
     act: bool
     playbook: Playbook | None
     checkpoint_every: int | Checkpointing

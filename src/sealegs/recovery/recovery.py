@@ -115,6 +115,10 @@ class Recovery:
         """The adjustments in force."""
         return self._ledger.adjustments
 
+    def can_watch_heads(self, watch_heads: Callable[[], str]) -> None:
+        """Attention logits can be looked at when they are needed: it says why not, else nothing."""
+        self._runner.watch_heads = watch_heads
+
     def asks_for_bf16(self) -> bool:
         """Whether the loop is to train in bf16 instead of fp16; whoever asks can be told so later."""
         self._runner.asks_precision = True
