@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypeAlias, get_args
 
 from sealegs.errors import ConfigError, SealegsError, SourceError
 
-
 LOGIT = "the largest attention logit that is left alone, above 0"
 
 

@@ -7,7 +7,6 @@ Whether a matrix makes the queries that were multiplied, and which of its rows b
 compared: a rotation keeps the length of each query, and a norm does not. What does not fit is refused.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ BLIND = 3
 """Sampled steps without a forward pass of any attention after which it is given up."""
 
 Layout: TypeAlias = Literal["apart", "blocks", "by head"]
-"""Two matrices; one with all queries, all keys, all values; one with a query, a key and a value of each head in turn."""
+"""Two matrices; one with all queries, all keys, all values; one with query, key and value of each head in turn."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -226,7 +225,7 @@ class HeadLogits:
         def hook(module: nn.Module, args: Any) -> None:
             if self._counts(module, each):
                 self._looking[module] = _Products()
-                self._looking[module].__enter__()
+                self._looking[module].begin()
 
         return hook
 
@@ -242,7 +241,7 @@ class HeadLogits:
             looking = self._looking.pop(module, None)
             if looking is None:
                 return
-            looking.__exit__(None, None, None)
+            looking.end()
             with self.spent.of("signals"), torch.no_grad():
                 why = self._take(each, looking)
             if why and output is not None:  # else the forward pass itself has failed
@@ -300,6 +299,14 @@ class _Products(TorchFunctionMode):
         self.seen: list[QueryKey] = []
         self.made: dict[nn.Module, Tensor] = {}
         """What the matrices gave."""
+
+    def begin(self) -> None:
+        """Be on."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """Be off."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -373,7 +380,8 @@ def _are_rotated(multiplied: Tensor, made: Tensor) -> Tensor:
     """Whether two sets of vectors have the same lengths, but for one factor for all of them."""
     a, b = multiplied.float().norm(dim=-1), made.float().norm(dim=-1)
     usual = (a * b).sum() / a.square().sum()
-    return ((a * usual - b).abs() <= ALIKE * b).all()
+    is_alike: Tensor = (a * usual - b).abs() <= ALIKE * b
+    return is_alike.all()
 
 
 # What a model has.
@@ -392,18 +400,19 @@ def attentions_of(model: nn.Module) -> list[AttentionHeads]:
 
 def _attention(name: str, module: nn.Module) -> AttentionHeads | None:
     """A module as attention; None where it is none, or is frozen."""
+    makers: tuple[nn.Module, ...]
+    known: dict[str, Any] = {}
     if isinstance(module, nn.MultiheadAttention):
         weights = [w for w in (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight) if w is not None]
-        if module.bias_k is not None:
-            raise ConfigError(f"{name}: a key of its own (add_bias_kv) is in no matrix of its")
-        width = module.embed_dim // module.num_heads
-        known: dict[str, Any] = {"layout": "blocks", "width": width, "key_heads": module.num_heads}
+        if "bias_k" in dict(module.named_parameters(recurse=False)):
+            raise ConfigError(f"{name}: it has a key that no matrix makes (add_bias_kv)")
         heads, makers = module.num_heads, (module,)
+        known = {"layout": "blocks", "width": module.embed_dim // heads, "key_heads": heads}
     else:
         makers = _makers(module)
         if not makers:
             return None
-        heads, known = said(HEADS, module), {}
+        heads = said(HEADS, module)
         weights = [weight for maker in makers if (weight := maker._parameters.get("weight")) is not None]
         if not heads:
             raise ConfigError(f"{name}: it does not say how many heads it has ({', '.join(HEADS[:3])})")
@@ -436,5 +445,5 @@ def _norm_in(module: nn.Module) -> str:
     for name, each in module.named_modules():
         words = name.rpartition(".")[2].lower().split("_")
         if "norm" in type(each).__name__.lower() and (words[0] in NORMS or words[-1] in NORMS):
-            return name
+            return str(name)
     return ""

@@ -1,8 +1,8 @@
 """Rescales the queries and keys of heads whose attention logits have grown beyond a limit, right after an update.
 
 A head whose largest logit is ``limit / share`` gets its weights and biases of queries and keys times the root of
-``share`` each, so that its largest logit is the limit; where heads share their keys, the queries alone, times all of it.
-Any other head is multiplied by exactly 1, which changes no bit. It is done on the device: the host waits for nothing.
+``share`` each, so that its largest logit is the limit; where heads share keys, the queries alone, times all of it. Any
+other head is multiplied by exactly 1, which changes no bit. It is done on the device: the host waits for nothing.
 """
 
 import math
