@@ -104,6 +104,7 @@ def train(
             scheduler=scheduler,
             scaler=scaler,
             clip=settings.optimizer.clip or None,
+            qk_clip=settings.optimizer.qk_clip or None,
             act=not settings.shadow,
             playbook=PLAYBOOKS[settings.playbook](),
             checkpoint_every=Checkpointing(
