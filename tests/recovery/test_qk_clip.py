@@ -90,7 +90,7 @@ def test_logits_are_kept_at_the_limit_and_each_rescaling_is_written_down(tmp_pat
     run = sealegs.open_run(tmp_path / "a")
     looked = {int(step) for step, limit in zip(run.steps, run.column("qk_clip"), strict=True) if limit == LIMIT}
     assert looked == set(range(EVERY, 41, EVERY))
-    logits = {step: value for step, value in zip(run.steps, run.column("attention_logit_max/blocks.1"), strict=True)}
+    logits = dict(zip(run.steps, run.column("attention_logit_max/blocks.1"), strict=True))
     assert logits[EVERY] > 1.3 * LIMIT
     shadow = model_of()
     with guarded(shadow, optimizer_of(shadow), tmp_path / "b", act=False) as guard:
@@ -311,7 +311,9 @@ def test_what_cannot_be_rescaled_is_refused_before_there_is_a_folder(tmp_path: P
     assert not (tmp_path / "a").exists()
     by_hand = model_of(naive_softmax=True)
     with guarded(by_hand, optimizer_of(by_hand), tmp_path / "b") as guard:
-        with pytest.raises(ConfigError, match="qk_clip=3: blocks.0.attention: it calls scaled_dot_product_attention 0"):
+        with pytest.raises(
+            ConfigError, match=r"qk_clip=3: blocks\.0\.attention: it calls scaled_dot_product_attention 0"
+        ):
             run_to(guard, by_hand, 20)
         assert guard.number == EVERY
 

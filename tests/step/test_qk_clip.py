@@ -1,4 +1,4 @@
-"""Queries and keys of heads whose logits are too large: rescaled by the exact factor, head by head, and nothing else."""
+"""Queries and keys of heads whose logits are too large: rescaled by the exact factor of each, and nothing else."""
 
 import math
 from collections.abc import Callable
