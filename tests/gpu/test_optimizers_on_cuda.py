@@ -1,4 +1,4 @@
-"""After a skip with NaN gradients weights, state and counters are bitwise as before, and each goes the way it should."""
+"""After a skip with NaN gradients weights, state and counters are bitwise as before; each goes the way it should."""
 
 import importlib.util
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_skip_leaves_every_bit(name: str, asked: str, tmp_path: Path) -> None:
             compared = [each for each in optimizers if step or not each.param_groups[0].get("fused")]
             before = everything(model, compared)
             torch.cuda.synchronize()
-            is_held = waits_for_none and step >= SYNCED_FROM and step not in (14, 15)
+            is_held = waits_for_none and step >= SYNCED_FROM
             torch.cuda.set_sync_debug_mode("error" if is_held else "default")
             try:
                 guard.step(loss)
@@ -59,7 +59,7 @@ def test_a_skip_leaves_every_bit(name: str, asked: str, tmp_path: Path) -> None:
     if case.way == "device":
         assert [each["way"] for each in said] == [asked]
     elif case.way == "host" and asked == "device":
-        assert [each["way"] for each in said] in (["host"], [])
+        assert [each["way"] for each in said] == ["host"]
     gated = run.column("gate_closed")
     on_device = (gated == gated).sum() if gated is not None else 0  # NaN where the host has decided
     assert (on_device > STEPS // 2) == waits_for_none

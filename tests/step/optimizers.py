@@ -29,7 +29,7 @@ def orthogonalised(update: Tensor) -> Tensor:
 
 
 class PublicMuon(Optimizer):
-    """As public repositories write it: momentum with Nesterov's step, and a place in each group that updates go through."""
+    """As public repositories write it: momentum with Nesterov's step, and a place in each group for updates."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 0.02, compiled: str = "") -> None:
         matrices = list(parameters)
