@@ -2,11 +2,11 @@
 
     python bench/muon_clip.py [--seeds 3] [--steps 330] [--out FILE.json]
 
-One run a seed and a rule: every gradient clipped by the norm of all, AdamW's alone by the norm of AdamW's, none. Each
-once as it is, once with a batch whose gradients are twenty times as large at step 230, and once with the gradients of
-the blocks alone twenty times as large there. Prints final evaluation losses, how far that step and the sixty after it
-went from the clean run, in units of a usual step, and what clipping left of AdamW's gradients. Needs torch and numpy
-alone.
+One run a seed and a rule: all gradients clipped by the norm of all, either optimizer's by their own norm, AdamW's alone,
+none. Each once as it is, once with a batch whose gradients are twenty times as large at step 230, and once with the gradients of
+the blocks alone twenty times as large there. Prints final evaluation losses, the share of steps in which AdamW's
+gradients were clipped, and how far the weights are from the clean run's after that step and sixty later, in units of a
+usual step. Needs torch and numpy alone.
 """
 
 import argparse
@@ -51,7 +51,17 @@ def of_adamw(parts: Parts) -> float:
     return min(1.0, CLIP / float(norm))
 
 
-RULES: dict[str, Callable[[Parts], float]] = {"all": together, "AdamW's": of_adamw, "none": lambda parts: 1.0}
+def each_alone(parts: Parts) -> float:
+    """Clip either by its own norm."""
+    return of_adamw((parts[0], parts[0])) and of_adamw(parts)
+
+
+RULES: dict[str, Callable[[Parts], float]] = {
+    "all": together,
+    "either": each_alone,
+    "AdamW's": of_adamw,
+    "none": lambda parts: 1.0,
+}
 CASES = ("as it is", "a batch x20", "the blocks x20")
 
 
@@ -72,6 +82,7 @@ def run(seed: int, steps: int, clip: Callable[[Parts], float], case: str) -> dic
         backward(GradScaler(enabled=False), model.losses, data.training.batch(step), settings)
         if step == AT and case != CASES[0]:
             for p in parts[0] if case == CASES[2] else model.parameters():
+                assert p.grad is not None
                 p.grad.mul_(TIMES)
         shares.append(clip(parts))
         for optimizer in optimizers:
