@@ -2,8 +2,8 @@
 
     python bench/muon_clip.py [--seeds 3] [--steps 330] [--out FILE.json]
 
-One run a seed and a rule: all gradients clipped by the norm of all, either optimizer's by their own norm, AdamW's alone,
-none. Each once as it is, once with a batch whose gradients are twenty times as large at step 230, and once with the gradients of
+One run a seed and a rule: all gradients clipped by the norm of all, either optimizer's by their own, AdamW's alone,
+none. Each once as it is, once with a batch whose gradients are twenty times as large at step 230, once with those of
 the blocks alone twenty times as large there. Prints final evaluation losses, the share of steps in which AdamW's
 gradients were clipped, and how far the weights are from the clean run's after that step and sixty later, in units of a
 usual step. Needs torch and numpy alone.
