@@ -276,13 +276,13 @@ def subject() -> Subject:
 
 @pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")
 def test_a_capsule_is_run_again_with_what_was_rescaled(tmp_path: Path) -> None:
-    bad, model = 26, model_of()
+    bad, model = 34, model_of()
     with guarded(
         model,
         optimizer_of(model),
         tmp_path / "a",
         playbook=Playbook.observe(),
-        checkpoint_every=Checkpointing(snapshot_every=3, snapshot_memory=2**28),
+        checkpoint_every=Checkpointing(snapshot_every=20, snapshot_memory=2**28),
     ) as guard:
         for batch in guard.batches(texts()):
             loss = loss_of(model, batch) * (math.nan if guard.number == bad else 1.0)
@@ -294,7 +294,7 @@ def test_a_capsule_is_run_again_with_what_was_rescaled(tmp_path: Path) -> None:
     rerun = Rerun(capsule, subject(), capsule.state(), capsule.steps())
     clipped = {event.step for event in events(tmp_path / "a", "qk-clip")}
     again = range(rerun.steps.start, bad)
-    assert clipped & set(again), "some of it is run again"
+    assert clipped & set(again[:-1]), "some of it is run again"
     rerun.go_to(bad)
     assert [rerun.seen[step].loss for step in again] == [rerun.rows[step]["loss"] for step in again]
 
