@@ -27,6 +27,7 @@ from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
 from sealegs.playbook import ClipQK, LowerLR, Rung, Trigger
 from sealegs.replay.rerun import Rerun
+from sealegs.signals.activations import ActivationSampler
 
 LIMIT = 3.0
 EVERY = 5
@@ -316,6 +317,33 @@ def test_what_cannot_be_rescaled_is_refused_before_there_is_a_folder(tmp_path: P
         ):
             run_to(guard, by_hand, 20)
         assert guard.number == EVERY
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_in_compiled_code_there_is_nothing_to_see_unless_sampled_steps_run_without(eager: bool, tmp_path: Path) -> None:
+    model = model_of()
+    compiled = torch.compile(model.losses, backend="eager")
+
+    def run(guard: Guard) -> None:
+        for batch in guard.batches(texts()):
+            loss = compiled(batch[:, :-1], batch[:, 1:]).total / 48
+            loss.backward()
+            guard.step(loss.detach())
+            if guard.number > 4 * EVERY:
+                break
+
+    loss_of(model, texts()[0])
+    compiled(texts()[0][:, :-1], texts()[0][:, 1:])  # compiled without hooks
+    sampler = ActivationSampler(model, force_eager=True) if eager else None
+    telemetry = Telemetry(sample_every=EVERY, activations=sampler)
+    with guarded(model, optimizer_of(model), tmp_path / "a", telemetry=telemetry) as guard:
+        if eager:
+            run(guard)
+            assert events(tmp_path / "a", "qk-clip")
+        else:
+            with pytest.raises(ConfigError, match=r"no forward pass of its attention was seen \(as in compiled code\)"):
+                run(guard)
+            assert guard.number == 3 * EVERY
 
 
 def test_the_labs_logits_that_a_fault_makes_grow_come_back_to_the_limit(tmp_path: Path) -> None:
