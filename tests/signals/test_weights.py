@@ -524,10 +524,10 @@ class Quantised(torch.Tensor):
 
     @staticmethod
     def __new__(cls, like: torch.Tensor) -> "Quantised":
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)  # type: ignore[attr-defined]
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotImplementedError(f"{func} of eight bits")
 
 

@@ -20,7 +20,7 @@ def gradient(p: Tensor) -> Tensor:
 
 def orthogonalised(update: Tensor) -> Tensor:
     """Newton and Schulz, five times: all singular values near 1."""
-    x = update / (update.norm() + 1e-7)
+    x: Tensor = update / (update.norm() + 1e-7)
     x = x.mT if (is_tall := x.shape[0] > x.shape[1]) else x
     for _ in range(5):
         square = x @ x.mT

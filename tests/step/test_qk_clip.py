@@ -211,6 +211,7 @@ class Own(nn.Module):
         self.qkv = nn.Linear(32, 96)
 
     def forward(self, x: Tensor) -> Tensor:
+        query: Tensor
         query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         if self.how == "normalised":
             query, key = F.rms_norm(query, (WIDTH,)), F.rms_norm(key, (WIDTH,))
@@ -219,7 +220,8 @@ class Own(nn.Module):
         elif self.how == "shifted":
             query = query + 1
         elif self.how == "by hand":
-            return torch.softmax(query @ key.mT, dim=-1) @ value
+            by_hand: Tensor = torch.softmax(query @ key.mT, dim=-1) @ value
+            return by_hand
         elif self.how == "twice":
             value = F.scaled_dot_product_attention(query, key, value)
         return F.scaled_dot_product_attention(2 * query if self.how == "scaled" else query, key, value)
@@ -269,7 +271,7 @@ def _half_frozen() -> nn.Module:
 
 def _with_tied_matrices() -> nn.Module:
     model = made("llama, a key for each head")
-    each = model.get_submodule("model.layers.0.self_attn")
+    each: Any = model.get_submodule("model.layers.0.self_attn")
     each.k_proj.weight = each.q_proj.weight
     return model
 
