@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.rescue.cases import Plan
-from bench.rescue.loop import optimizers_of
+from bench.rescue.loop import data_of, optimizers_of
 
 from sealegs.lab.model import Transformer
-from sealegs.lab.sources import open_data
 from sealegs.lab.train import backward, evaluate, lr_share
 
 CLIP, AT, TIMES, AFTER = 1.0, 230, 20.0, 60
@@ -65,37 +65,50 @@ RULES: dict[str, Callable[[Parts], float]] = {
 CASES = ("as it is", "a batch x20", "the blocks x20")
 
 
-def run(seed: int, steps: int, clip: Callable[[Parts], float], case: str) -> dict[str, Any]:
-    """One training."""
-    plan = Plan(fork=0, after=steps - 30, optimizer="muon")
-    settings = replace(plan.settings(seed), steps=steps)
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    model = Transformer(settings.model)
-    data = open_data(settings)
-    optimizers = optimizers_of(plan, settings, model)
-    parts: Any = tuple([p for group in each.param_groups for p in group["params"]] for each in optimizers)
-    shares, states = [], {}
-    for step in range(steps):
-        for group in (group for each in optimizers for group in each.param_groups):
-            group["lr"] = settings.optimizer.lr * lr_share(settings.optimizer, steps, step)
-        backward(GradScaler(enabled=False), model.losses, data.training.batch(step), settings)
-        if step == AT and case != CASES[0]:
-            for p in parts[0] if case == CASES[2] else model.parameters():
-                assert p.grad is not None
-                p.grad.mul_(TIMES)
-        shares.append(clip(parts))
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
-        if AT - 1 <= step <= AT + AFTER:
-            states[step] = [torch.cat([p.detach().flatten() for p in part]) for part in parts]
-    return {
-        "eval_loss": float(evaluate(model.losses, data.held_out, settings)),
-        "clipped_share": sum(share < 1 for share in shares) / steps,
-        "usual_share": statistics.median(shares),
-        "states": states,
-    }
+class Training:
+    """One training, as far as it is."""
+
+    def __init__(self, seed: int, steps: int, clip: Callable[[Parts], float]) -> None:
+        plan = Plan(fork=0, after=steps - 30, optimizer="muon")
+        self.settings = replace(plan.settings(seed), steps=steps)
+        torch.manual_seed(seed)
+        self.model = Transformer(self.settings.model)
+        self.data: Any = data_of(plan, seed)
+        self.optimizers = optimizers_of(plan, self.settings, self.model)
+        self.clip = clip
+        self.shares: list[float] = []
+        self.states: dict[int, list[Tensor]] = {}
+
+    def run(self, steps: range, case: str) -> None:
+        """Some steps."""
+        parts: Any = tuple([p for group in each.param_groups for p in group["params"]] for each in self.optimizers)
+        chosen = self.settings.optimizer
+        for step in steps:
+            for group in (group for each in self.optimizers for group in each.param_groups):
+                group["lr"] = chosen.lr * lr_share(chosen, self.settings.steps, step)
+            backward(GradScaler(enabled=False), self.model.losses, self.data.training.batch(step), self.settings)
+            if step == AT and case != CASES[0]:
+                for p in parts[0] if case == CASES[2] else self.model.parameters():
+                    assert p.grad is not None
+                    p.grad.mul_(TIMES)
+            self.shares.append(self.clip(parts))
+            for optimizer in self.optimizers:
+                optimizer.step()
+            self.model.zero_grad()
+            if step in (AT - 1, AT, AT + AFTER):
+                self.states[step] = [torch.cat([p.detach().flatten() for p in part]) for part in parts]
+
+    def ended(self, case: str) -> dict[str, Any]:
+        """What becomes of a copy of it."""
+        data, self.data = self.data, None  # which nobody changes
+        branch = deepcopy(self)
+        self.data = branch.data = data
+        branch.run(range(AT, self.settings.steps), case)
+        return {
+            "eval_loss": float(evaluate(branch.model.losses, data.held_out, self.settings)),
+            "clipped_share": sum(share < 1 for share in branch.shares) / self.settings.steps,
+            "states": branch.states,
+        }
 
 
 def apart(struck: dict[str, Any], clean: dict[str, Any], step: int) -> list[float]:
@@ -112,13 +125,17 @@ def main() -> None:
     words.add_argument("--steps", type=int, default=330)
     words.add_argument("--out", type=Path)
     chosen = words.parse_args()
+    torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     print("| clipped | case | final loss, by seed | steps clipped | gap at the step: Muon's, AdamW's | 60 later |")
     print("|---|---|---|---|---|---|")
     for rule, clip in RULES.items():
         clean: list[dict[str, Any]] = []
+        begun = [Training(seed, chosen.steps, clip) for seed in range(chosen.seeds)]
+        for each in begun:
+            each.run(range(AT), CASES[0])
         for case in CASES:
-            done = [run(seed, chosen.steps, clip, case) for seed in range(chosen.seeds)]
+            done = [each.ended(case) for each in begun]
             clean = clean or done
             row: dict[str, Any] = {"rule": rule, "case": case, "losses": [round(each["eval_loss"], 4) for each in done]}
             row["clipped"] = round(statistics.mean(each["clipped_share"] for each in done), 3)
