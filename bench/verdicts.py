@@ -1,11 +1,12 @@
 """What `sealegs check` says of public logs, against what a person said who looked at every column.
 
-    python bench/verdicts.py FOLDER [--labels kinds|logs] [--half tune|report|both] [--each]
+    python bench/verdicts.py FOLDER [--labels kinds|logs|fresh] [--half tune|report|both] [--each]
 
 The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (policies, pairs, experts, two networks),
-`logs.csv` logs of all kinds with the ranges of their events. Both name the repository and the path of each log; the
-logs themselves are their authors', so fetch them into FOLDER under the name in `file`. Halves are by repository: rules
-were made with the first in view, and the second is only counted, so `--each` is of the first alone.
+`logs.csv` logs of all kinds with the ranges of their events, `fresh.csv` more, gathered when the rules were made.
+Each names the repository and the path of a log; the logs themselves are their authors', so fetch them into FOLDER under
+the name in `file`. Halves are by repository: rules were made with the first in view, and the second is only counted, so
+`--each` is of the first alone. All of `fresh.csv` is of the second.
 
 Right is the same verdict, or the next one where the person was not sure; a log that cannot be read is wrong. An
 incident that overlaps a labelled range finds it, edges within a few logged points. False incidents are those of logs
@@ -130,7 +131,7 @@ def main() -> None:
     """Print the tables."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("folder", type=Path)
-    words.add_argument("--labels", choices=("kinds", "logs"), default="kinds")
+    words.add_argument("--labels", choices=("kinds", "logs", "fresh"), default="kinds")
     words.add_argument("--half", choices=("tune", "report", "both"), default="both")
     words.add_argument("--each", action="store_true", help="a line for each log of the half to tune on that is wrong")
     chosen = words.parse_args()
