@@ -225,6 +225,7 @@ class WeightSampler:
                     kind = first if key in FIRST_MOMENTS else second if key in SECOND_MOMENTS else None
                     if kind is not None and isinstance(value, Tensor):
                         moment = local(value)
+                        # of eight bits, as packages wrap them, only their optimizer knows how to read
                         if type(moment) is Tensor and moment.device == plan.device and moment.dtype in _MEASURED:
                             kind.append((parameter, moment))
         tensors = [moment for _, moment in (*first, *second)]
