@@ -1,5 +1,6 @@
 """Runs whose attention logits grow: queries and keys are rescaled, written down, and brought back like the rest."""
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -113,6 +114,9 @@ def test_logits_are_kept_at_the_limit_and_each_rescaling_is_written_down(tmp_pat
     said = " ".join(capsys.readouterr().out.split())
     assert f"blocks.1.attention: queries and keys of {len(module['heads'])} head" in said
     assert f"rescaled {len(done)} time" in said
+    assert main(["interventions", str(tmp_path / "a"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["qk_clips"]
+    assert [(each["step"], each["limit"]) for each in told] == [(event.step, LIMIT) for event in done]
 
 
 def test_a_run_with_no_logit_over_the_limit_is_the_run_without_a_limit(tmp_path: Path) -> None:
