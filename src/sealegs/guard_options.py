@@ -64,6 +64,21 @@ def _is_json(settings: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clipping:
+    """What is kept small, in the place of a number: ``clip=Clipping(norm=1.0, attention_logit=100)``."""
+
+    norm: float | None = None
+    """The largest global gradient norm; None where the loop clips."""
+    attention_logit: float | None = None
+    """The largest attention logit of a head. Beyond it, on sampled steps, the head's queries and keys are rescaled."""
+
+    def __post_init__(self) -> None:
+        for name, limit, cure in (("norm", self.norm, CLIP), ("attention_logit", self.attention_logit, LOGIT)):
+            is_sound = limit is None or (is_number(limit) and limit > 0)
+            refuse_unless(is_sound, f"Clipping.{name}", limit, cure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointing:
     """What is kept of a run to go back to, in the place of a number: ``checkpoint_every=Checkpointing(every=500)``."""
 
@@ -153,8 +168,7 @@ class GuardOptions:
 
     scheduler: Any = None
     scaler: GradScaler | None = None
-    clip: float | None = None
-    qk_clip: float | None = None
+    clip: float | Clipping | None = None
     act: bool | Skipping = True
     playbook: Playbook | None = None
     checkpoint_every: int | Checkpointing = 0
@@ -164,13 +178,12 @@ class GuardOptions:
     skip: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        every, clip, limit = self.checkpoint_every, self.clip, self.qk_clip
+        every, clip = self.checkpoint_every, self.clip_norm
         can_step = all(callable(getattr(each, "step", None)) for each in self.schedulers)
         for name, is_sound, cure in (
             ("scheduler", can_step, "an LRScheduler, several, or one LoopScheduler of those that the loop steps"),
             ("scaler", self.scaler is None or hasattr(self.scaler, "is_enabled"), "a GradScaler, or None"),
             ("clip", clip is None or (is_number(clip) and clip > 0), CLIP),
-            ("qk_clip", limit is None or (is_number(limit) and limit > 0), f"{LOGIT}; leave it out to rescale none"),
             ("act", isinstance(self.act, bool | Skipping), "True, False for shadow mode, or a sealegs.Skipping"),
             ("playbook", isinstance(self.playbook, Playbook | None), "Playbook.standard(), or None"),
             ("checkpoint_every", isinstance(every, Checkpointing) or is_whole(every, 0), EVERY),
@@ -220,7 +233,17 @@ class GuardOptions:
         """Whether attention logits of heads are looked at: where they are limited, or may come to be."""
         rungs = () if self.playbook is None else self.playbook.rungs
         may_be = any(isinstance(action, ClipQK) for rung in rungs for action in rung.actions)
-        return self.qk_clip is not None or may_be
+        return self.largest_logit is not None or may_be
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The largest global gradient norm, where the guard is to clip."""
+        return self.clip.norm if isinstance(self.clip, Clipping) else self.clip
+
+    @property
+    def largest_logit(self) -> float | None:
+        """The largest attention logit of a head, where it is limited."""
+        return self.clip.attention_logit if isinstance(self.clip, Clipping) else None
 
     @property
     def stores(self) -> bool:

@@ -120,10 +120,10 @@ class LoopPort(Observer):
         refuse_strangers(model, optimizers)
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
             raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
-        if options.qk_clip is not None:
+        if options.largest_logit is not None:
             if not options.telemetry.sample_every:
                 raise ConfigError(
-                    f"qk_clip={options.qk_clip:g}: logits are looked at on sampled steps, and there are none"
+                    f"attention_logit={options.largest_logit:g}: only sampled steps look at logits, and none are sampled"
                 )
             attentions_of(model)
         checkpointing = options.checkpointing
@@ -151,8 +151,8 @@ class LoopPort(Observer):
         self.number = 0
         """The number of the step that comes next."""
         self._model = model
-        self._clip = options.clip
-        self._qk_clip = options.qk_clip
+        self._clip = options.clip_norm
+        self._qk_clip = options.largest_logit
         self._rescaled = 0
         """Steps after which queries and keys were rescaled."""
         self._act = options.acts
@@ -262,7 +262,7 @@ class LoopPort(Observer):
         if self.watch.record is None:
             return
         recorded = self.watch.recorded
-        recorded.add_objects(self._model, self._update.optimizers, schedulers, options.scaler, options.clip)
+        recorded.add_objects(self._model, self._update.optimizers, schedulers, options.scaler, options.clip_norm)
         if options.scaler is None:  # the guard would refuse gradients that somebody else has scaled
             recorded.add("precision", lambda: {"scaler": False})
         recorded.add("data", lambda: {"ranks": self._ranks.world})
@@ -942,7 +942,7 @@ class LoopPort(Observer):
     def _refuse_heads(self, heads: HeadLogits) -> None:
         """A forward pass has shown that the model's attention is not understood."""
         if self._qk_clip is not None:
-            raise ConfigError(f"qk_clip={self._qk_clip:g}: {heads.refused}")
+            raise ConfigError(f"attention_logit={self._qk_clip:g}: {heads.refused}")
         if not self._is_refusal_told:
             self._is_refusal_told = True
             self.watch.note("qk-clip-refused", step=self.number, reason=heads.refused)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import AdamW, Muon
 
 import sealegs
-from sealegs.guard_options import Telemetry
+from sealegs.guard_options import Clipping, Telemetry
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import ModelSettings
 
@@ -39,8 +39,7 @@ def trained(folder: Path, limit: float, steps: int, *, muon: bool, bad: int = -1
         model,
         optimizers,
         run=folder,
-        clip=1.0,
-        qk_clip=limit,
+        clip=Clipping(norm=1.0, attention_logit=limit),
         act=sealegs.Skipping(way="device"),
         telemetry=Telemetry(sample_every=EVERY),
     ) as guard:

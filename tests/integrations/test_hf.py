@@ -806,7 +806,7 @@ def test_attention_logits_are_limited_in_the_trainer_too(tmp_path: Path) -> None
         for side in ("q_proj", "k_proj"):
             model.get_parameter(f"model.layers.0.self_attn.{side}.weight").mul_(20)
     trainer = small.trainer(tmp_path / "out", model=model, max_steps=12)
-    small.attached(trainer, tmp_path / "run", qk_clip=2.0)
+    small.attached(trainer, tmp_path / "run", attention_logit=2.0)
     trainer.train()
     done = [event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "qk-clip"]
     assert [event.step for event in done][:1] == [10]

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
 
 import sealegs
-from sealegs.guard_options import Telemetry
+from sealegs.guard_options import Clipping, Telemetry
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import ModelSettings
 from sealegs.signals.attention import HeadLogits
@@ -58,8 +58,13 @@ def trained(wrapper: str, rank: int, limit: float, folder: Path) -> tuple[dict[s
     heads_of.collect = noted
     random = torch.Generator().manual_seed(100 + rank)
     telemetry = Telemetry(sample_every=EVERY)
+    clip = Clipping(norm=1.0, attention_logit=limit)
     with sealegs.Guard(
-        model, AdamW(model.parameters(), lr=1e-3), run=folder, clip=1.0, qk_clip=limit, telemetry=telemetry
+        model,
+        AdamW(model.parameters(), lr=1e-3),
+        run=folder,
+        clip=clip,
+        telemetry=telemetry,
     ) as guard:
         for _ in range(STEPS):
             batch = torch.randint(64, (4, 13), generator=random)

@@ -21,7 +21,7 @@ from sealegs.cli.main import main
 from sealegs.errors import ConfigError
 from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
-from sealegs.guard_options import Checkpointing, Telemetry
+from sealegs.guard_options import Checkpointing, Clipping, Telemetry
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, ModelSettings
 from sealegs.lab.sources import open_data
@@ -58,8 +58,9 @@ def loss_of(model: Transformer, batch: Tensor) -> Tensor:
 
 
 def guarded(model: Transformer, optimizer: Any, folder: Path, **options: Any) -> Guard:
-    usual: dict[str, Any] = {"telemetry": Telemetry(sample_every=EVERY), "clip": 1.0, "qk_clip": LIMIT}
-    return Guard(model, optimizer, run=folder, **usual | options)
+    usual: dict[str, Any] = {"telemetry": Telemetry(sample_every=EVERY), "qk_clip": LIMIT} | options
+    clip = Clipping(norm=1.0, attention_logit=usual.pop("qk_clip"))
+    return Guard(model, optimizer, run=folder, clip=clip, **usual)
 
 
 def steps(guard: Guard, model: Transformer, last: int) -> Iterator[int]:
@@ -309,15 +310,15 @@ def test_what_cannot_be_rescaled_is_refused_before_there_is_a_folder(tmp_path: P
     with pytest.raises(ConfigError, match="it normalises queries and keys"):
         guarded(model, optimizer_of(model), tmp_path / "a")
     model = model_of()
-    with pytest.raises(ConfigError, match="qk_clip=3: logits are looked at on sampled steps"):
+    with pytest.raises(ConfigError, match="attention_logit=3: only sampled steps look at logits"):
         guarded(model, optimizer_of(model), tmp_path / "a", telemetry=Telemetry(sample_every=0))
-    with pytest.raises(ConfigError, match="qk_clip=-1: the largest attention logit"):
+    with pytest.raises(ConfigError, match=r"Clipping\.attention_logit=-1: the largest attention logit"):
         guarded(model, optimizer_of(model), tmp_path / "a", qk_clip=-1)
     assert not (tmp_path / "a").exists()
     by_hand = model_of(naive_softmax=True)
     with guarded(by_hand, optimizer_of(by_hand), tmp_path / "b") as guard:
         with pytest.raises(
-            ConfigError, match=r"qk_clip=3: blocks\.0\.attention: it calls scaled_dot_product_attention 0"
+            ConfigError, match=r"attention_logit=3: blocks\.0\.attention: it calls scaled_dot_product_attention 0"
         ):
             run_to(guard, by_hand, 20)
         assert guard.number == EVERY

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sealegs.errors import ConfigError, RunHalted, SourceError, StorageError
 from sealegs.guard import Guard
-from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_ranges
+from sealegs.guard_options import Checkpointing, Clipping, GuardOptions, Telemetry, skip_ranges
 from sealegs.lab.data import Batch, Ints, Stream
 from sealegs.lab.experts import router_signals
 from sealegs.lab.float8 import float8_signals
@@ -104,8 +104,7 @@ def train(
         options = GuardOptions(
             scheduler=scheduler,
             scaler=scaler,
-            clip=settings.optimizer.clip or None,
-            qk_clip=settings.optimizer.qk_clip or None,
+            clip=Clipping(norm=settings.optimizer.clip or None, attention_logit=settings.optimizer.qk_clip or None),
             act=not settings.shadow,
             playbook=PLAYBOOKS[settings.playbook](),
             checkpoint_every=Checkpointing(
