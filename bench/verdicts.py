@@ -4,8 +4,9 @@
 
 The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (policies, pairs, experts, two networks),
 `logs.csv` logs of all kinds with the ranges of their events. Both name the repository and the path of each log; the
-logs themselves are their authors', so fetch them into FOLDER under the name in `file`. Halves are by repository: rules
-were made with the first in view, and the second is only counted, so `--each` is of the first alone.
+logs themselves are their authors', so fetch them into FOLDER under the name in `file`. Halves are by repository. Rules
+were made with the first in view, and until 2026-11-19 the second was only counted: figures of `report` from that day on
+are of logs in view.
 
 Right is the same verdict, or the next one where the person was not sure; a log that cannot be read is wrong. An
 incident that overlaps a labelled range finds it, edges within a few logged points. False incidents are those of logs
@@ -132,7 +133,7 @@ def main() -> None:
     words.add_argument("folder", type=Path)
     words.add_argument("--labels", choices=("kinds", "logs"), default="kinds")
     words.add_argument("--half", choices=("tune", "report", "both"), default="both")
-    words.add_argument("--each", action="store_true", help="a line for each log of the half to tune on that is wrong")
+    words.add_argument("--each", action="store_true", help="a line for each log that is wrong")
     chosen = words.parse_args()
     with (LABELS / f"{chosen.labels}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if chosen.half in ("both", row["half"])]
@@ -143,7 +144,7 @@ def main() -> None:
     if answers:
         print(report(answers))
     for each in answers:
-        if chosen.each and each.label["half"] == "tune" and not (each.is_right and all(each.found)):
+        if chosen.each and not (each.is_right and all(each.found)):
             label = each.label
             reason = label.get("cause") or label.get("remark", "")
             wanted = f"{label['verdict']} ({reason}, {label['confidence']})"

@@ -22,6 +22,7 @@ from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
+from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
 from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
@@ -401,6 +402,8 @@ def _falls(losses: Floats) -> bool:
 def _by_first_signals(findings: Findings) -> tuple[Health, str]:
     """The verdict on a run whose loss measures nothing, where nothing calls for action; what stands is told besides."""
     told = [text for name in findings.kind.first if (text := in_words(findings.run, name))]
+    if not told and has_learned(findings.run):
+        told = [in_words(findings.run, "reward", fewest=FEWEST_RISING)]
     doubtful = _counting(findings.incidents, findings.kind)
     if doubtful:
         return "watch", _told(doubtful)

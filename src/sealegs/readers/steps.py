@@ -63,7 +63,7 @@ def _counted(columns: Columns, measured: Mask, said: str | None) -> tuple[Column
             continue
         steps = column.copy()
         for other in names.candidates(columns, names.STEP):  # nanoGPT counts `iter`, but `step` where it evaluates
-            if not other.startswith(names.CARRIED):
+            if not other.startswith(names.CARRIED) and _counts_alike(column, columns.values[other]):
                 steps = np.where(np.isfinite(steps), steps, columns.values[other])
         if (steps[np.isfinite(steps)] % 1).any():
             return _ranks(steps), name, [f"{name} has fractions: steps are its values in order"]
@@ -93,6 +93,12 @@ def _counts(name: str, steps: Column) -> bool:
         return False
     changes = next((share for start, share in _CHANGES.items() if name.startswith(start)), 0.02)
     return len(known) == 1 or bool(np.count_nonzero(np.diff(known)) >= max(1, changes * (len(known) - 1)))
+
+
+def _counts_alike(steps: Column, other: Column) -> bool:
+    """Whether two columns say the same where both are there: iterations are no updates, of which each has several."""
+    both = np.isfinite(steps) & np.isfinite(other)
+    return not both.any() or bool(np.median(np.abs(steps[both] - other[both])) <= 1)
 
 
 def _goes_anywhere(steps: Column) -> bool:
@@ -158,6 +164,10 @@ def _beside_the_loss(steps: Column, measured: Mask) -> Steps:
     )
     after = np.where(place + 1 < len(at), steps[at[np.minimum(place + 1, len(at) - 1)]], LARGEST)
     own = np.where(usable, steps, before)
+    ahead = 1 + np.flatnonzero(
+        measured[:-2] & (measured & ~usable)[1:-1] & (usable & ~measured)[2:]
+    )  # it has a loss, as the row before it, and the row after it has none: they are of one step
+    own[ahead] = steps[ahead + 1]
     segment = np.append(0, np.cumsum(np.diff(steps[at]) < 0))[np.maximum(place, 0)]
     is_next = (after < before) & (own <= after)  # a row after the resume, but before its first loss
     segment = segment + is_next

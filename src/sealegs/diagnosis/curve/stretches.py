@@ -58,6 +58,7 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     """Losses that are not finite, and gradients that often are not although no scaler explains it."""
     rows = len(curve.losses)
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
+    bad[: _unmeasured(curve)] = False
     norms = beside(run, curve, "grad_norm")
     broken = np.isinf(norms) & ~bad
     goes_on = broken[SCALER_SEARCH - 1 : SCALER_SEARCH + 1].all() and rows > SCALER_SEARCH
@@ -78,6 +79,13 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
             if often or b - a + 1 >= rule.in_a_row
         ]
     return found
+
+
+def _unmeasured(curve: LossCurve) -> int:
+    """Rows at the beginning without a finite loss, where finite ones follow in the same attempt: the means of nothing
+    that loggers write before the first update. Weights that are not finite would not have come back."""
+    first = int(curve.finite[0]) if len(curve.finite) else 0
+    return first if first and curve.segments[first] == curve.segments[0] else 0
 
 
 def hidden(run: Run, curve: LossCurve) -> NDArray[np.bool_]:

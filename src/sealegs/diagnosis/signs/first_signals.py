@@ -74,8 +74,8 @@ def sampler_apart(facts: Facts) -> Sign:
 
 
 def clip_saturates(facts: Facts) -> Sign:
-    """Most importance ratios are clipped, up to the end."""
-    return _shown(facts, "clip-saturates", "clip_share")
+    """Most importance ratios are clipped, or each update goes far from its samples, up to the end."""
+    return _shown(facts, "clip-saturates", "clip_share", "policy_kl")
 
 
 def length_collapses(facts: Facts) -> Sign:
