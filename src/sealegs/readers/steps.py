@@ -20,6 +20,8 @@ FEWEST_FALLS, _FALLS, _BEGINNING = 8, 0.25, 0.05
 counts as its beginning."""
 _REPEATED = 0.25
 """Share of the rows that may say an epoch again where epochs count the rows."""
+_EACH = 0.5
+"""Share of the epochs at which steps go back that begin anew with each of them."""
 _STARTED_AGAIN = 0.1
 """Share of the steps back at which the epoch may not be a later one: the run was started again there."""
 
@@ -138,6 +140,9 @@ def _in_epochs(columns: Columns, steps: Column, used: str | None) -> tuple[Colum
     back = np.diff(here) < 0
     begun = np.diff(epochs)[back]
     if not back.any() or np.mean(begun <= 0) > _STARTED_AGAIN:
+        return steps, []
+    later = np.diff(epochs) > 0
+    if np.count_nonzero(back & later) < _EACH * np.count_nonzero(later):  # they run on, and were started again
         return steps, []
     length = here.max() + (here.min() == 0)
     offset = np.zeros(len(here))
