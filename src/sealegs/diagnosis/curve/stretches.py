@@ -20,6 +20,8 @@ AFTER_RESUME = 3
 """Rows after a resume in which a rise belongs to the resume."""
 RESUMED = 2.0
 """Noise of a row by which the loss of the first rows after a resume must exceed what stood before, to have leapt."""
+ROUNDED = 2.5
+"""Times the last digit that a rise must be: losses of 0.0001 and 0.0003 may be 0.00015 and 0.00025."""
 HIDDEN = 3
 """Losses of exactly 0 in a row, after others far above, that were NaN."""
 SETTLED = 0.5
@@ -114,6 +116,7 @@ def risen(run: Run, curve: LossCurve) -> list[Stretch]:
     """Spikes, new levels, drifts and jumps at a resume."""
     found = []
     masked = hidden(run, curve)
+    quantum = _quantum(curve)
     for part in curve.parts:
         rows = part[~masked[part]]
         if not len(rows):
@@ -124,11 +127,19 @@ def risen(run: Run, curve: LossCurve) -> list[Stretch]:
             is_open = rise.last == len(rows) - 1 and rows[-1] == curve.finite[-1]
             first, last = int(rows[rise.first]), int(rows[rise.last])
             is_lasting = is_open or rise.last - rise.first > len(rows) / 10
-            if is_as_before(curve, first):
+            near = losses[max(rise.first - NEAR, 0) : rise.last + 1]
+            is_rounding = near[-1 - rise.last + rise.first :].max() - near.min() < ROUNDED * quantum
+            if is_as_before(curve, first) or is_rounding:
                 continue
             kind = "resume_jump" if _is_resume(curve, first) else _kind(heights, rise, is_lasting=is_lasting)
             found.append(Stretch(first, last, kind, is_open, rise.leap))
     return found
+
+
+def _quantum(curve: LossCurve) -> float:
+    """The least by which two losses differ: that of their last digit, where they were rounded."""
+    losses = np.unique(curve.losses[curve.finite])
+    return float(np.diff(losses).min()) if len(losses) > 1 else 0.0
 
 
 def _kind(heights: Floats, rise: CurveRise, *, is_lasting: bool) -> str:
