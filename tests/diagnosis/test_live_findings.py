@@ -56,6 +56,21 @@ def test_a_repeated_batch_in_a_strangers_log_is_found_without_any_event(
     assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("duplicate-batch", "established")
 
 
+def test_what_a_stuck_loader_taught_by_heart_is_no_level_that_the_loss_has_to_come_back_to(tmp_path: Path) -> None:
+    loss = {"line": [[0, 3.0], [300, 2.6], [801, 2.5], [840, 0.6], [841, 4.0], [880, 2.5], [1600, 2.4]], "noise": 0.01}
+    again = {"batches": True, "same_as": [[801, 840, 800]]}
+    found = diagnosed(tmp_path, event("remark", "WATCH", "other"), loss=loss, batch_hash=again)
+    (leap,) = found.findings.incidents
+    assert (leap.start, leap.trajectory) == (841, "fast")
+    assert leap.pre_loss == pytest.approx(2.5, abs=0.05)
+    assert found.findings.verdict == "watch"
+    assert found.findings.unseen[0] == (
+        "steps 801 to 840: 40 losses of a batch that came again and again are not judged"
+    )
+    assert found.first_action.startswith("Mend the loader")
+    assert "and so on 40 times up to step 840" in found.hypotheses[0].evidence_for[0]
+
+
 @pytest.mark.parametrize("to", [(20.0, 44.0), (44.0, 20.0)])
 def test_a_group_whose_norm_changes_twofold_in_200_steps_is_found_without_any_event(
     to: tuple[float, float], tmp_path: Path

@@ -18,6 +18,7 @@ from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.held_out import goes_on_falling, learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
+from sealegs.diagnosis.curve.repeated import without_repeats
 from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
@@ -79,9 +80,10 @@ def look(
     """
     if rules not in RULES:
         raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
-    curve = curve_of(run)
+    whole = curve_of(run)
+    curve = without_repeats(run, whole)
     known = kind_of(run, curve, said=kind)
-    problems = tuple(one for one in metrics.problems_of(run, curve) if not _is_of_its_kind(one, known))
+    problems = tuple(one for one in metrics.problems_of(run, whole) if not _is_of_its_kind(one, known))
     found = _stretches(run, curve, rules, most_folded) if len(curve.losses) else []
     columns = judged(run, curve, known)
     norms = beside(run, curve, "grad_norm")
@@ -98,7 +100,7 @@ def look(
         columns=columns.findings,
         judged=columns.judged,
         unjudged=columns.unjudged,
-        unseen=_unseen(run, curve, rules),
+        unseen=(*_left_out(whole, curve), *_unseen(run, curve, rules)),
         done=interventions.done_in(run),
         kind=known,
     )
@@ -529,6 +531,14 @@ def _ends(curve: LossCurve) -> tuple[float, float]:
     """The first loss of the last start, and the mean of the last tenth of its losses, at most ten."""
     losses = curve.losses[curve.parts[-1]]
     return float(losses[0]), float(losses[-min(AVERAGED, max(len(losses) // 10, 1)) :].mean())
+
+
+def _left_out(whole: LossCurve, curve: LossCurve) -> Iterator[str]:
+    """What is said of the rows of a loader that was stuck."""
+    if left_out := len(whole.steps) - len(curve.steps):
+        steps = np.setdiff1d(whole.steps, curve.steps)
+        where = f"steps {int(steps[0])} to {int(steps[-1])}"
+        yield f"{where}: {left_out} losses of a batch that came again and again are not judged"
 
 
 def _unseen(run: Run, curve: LossCurve, rules: str) -> tuple[str, ...]:

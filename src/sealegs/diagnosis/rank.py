@@ -349,12 +349,20 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     elif top.card.name in LEAVE_IT:  # the run asks for an action, and to leave it is none
         parts.append(f"find out: {top.hypothesis.next_test}")
     elif orders := _orders(facts, top.card.remedies):
-        is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST)
+        is_lasting = (
+            not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST) or _is_of_the_loader(facts, top)
+        )
         parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
     elif not parts:  # every remedy was tried
         parts.append(f"find out: {top.hypothesis.next_test or 'what else changed about the onset'}")
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."
+
+
+def _is_of_the_loader(facts: Facts, top: Weighed) -> bool:
+    """Whether a loader was stuck, and is the cause: the loss comes back, the loader is as it was."""
+    is_stuck = any(one.signal in ("batch_hash", "batch_index") for one in facts.findings.standing)
+    return is_stuck and "batch-repeats" in top.card.decides
 
 
 def how_the_rules_differ(facts: Facts) -> str:

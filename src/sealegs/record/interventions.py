@@ -97,7 +97,7 @@ class Done:
 def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
     """What was done to a run of ``steps`` steps, the last of which is step ``last``."""
     told = list(events)
-    rejected = [event for event in told if _is_rejected(event)]
+    rejected = [event for event in told if is_rejected(event)]
     skips = Skips()
     for event in filter(_is_acted_on, rejected):
         skips = skips.after(event.step, findings_in(event))
@@ -121,7 +121,7 @@ def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
 
 def skipped_steps(events: Iterable[Event]) -> list[int]:
     """The steps whose update was not applied; a step appears as often as it was skipped."""
-    return [event.step for event in events if _is_rejected(event) and _is_acted_on(event)]
+    return [event.step for event in events if is_rejected(event) and _is_acted_on(event)]
 
 
 def told_of(skips: Skips, steps: int, unlearned: Unlearned | None) -> str:
@@ -159,7 +159,8 @@ def spelt(share: float) -> str:
     return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
 
 
-def _is_rejected(event: Event) -> bool:
+def is_rejected(event: Event) -> bool:
+    """Whether an event rejected the update of its step, whatever was done about it."""
     return event.kind in JUDGED and any(map(_spoils, findings_in(event)))
 
 

@@ -218,3 +218,35 @@ def test_counts_that_are_always_there_may_leap() -> None:
     made["num-zeros"] = np.round(noisy(random, np.where(np.arange(1000) < 700, 1e5, 2e6), 0.1))
     (one,) = judgement(run_with(made)).findings
     assert (one.shows, one.step, one.is_strong) == ("leaps", 700, True)
+
+
+def test_a_second_moment_grows_with_the_square_of_a_gradient() -> None:
+    random, made = calm()
+    is_later = np.arange(1000) >= 600
+    made["moment2_norm"] = noisy(random, np.where(is_later, 8.0, 1.0), 0.05)
+    assert not judgement(run_with(made)).findings
+    made["moment2_norm"] = noisy(random, np.where(is_later, 12.0, 1.0), 0.05)
+    (one,) = judgement(run_with(made)).findings
+    assert (one.shows, one.step, one.is_strong) == ("leaps", 600, True)
+
+
+def test_of_three_layers_one_may_part_from_the_others_before_the_run_is_one_to_watch() -> None:
+    random, made = calm()
+    for layer in range(3):
+        made[f"activation_norm/{layer}"] = noisy(random, np.full(1000, 5.0), 0.02)
+    for times, is_strong in ((3.0, False), (20.0, True)):
+        found = {**made, "activation_norm/1": noisy(random, 5 * np.linspace(1, times, 1000), 0.02)}
+        (one,) = [one for one in judgement(run_with(found)).findings if one.shows == "parts"]
+        assert one.is_strong is is_strong
+
+
+def test_weights_of_which_no_gradient_is_logged_are_frozen() -> None:
+    random, made = calm()
+    for part in ("blocks.0", "blocks.1", "tokens"):
+        made[f"param_norm/{part}"] = np.full(1000, 10.0) + (part != "tokens") * np.linspace(0, 1, 1000)
+        made[f"grad_norm/{part}"] = noisy(random, np.ones(1000), 0.2)
+    assert [one.text.partition(":")[0] for one in judgement(run_with(made)).findings] == [
+        "param_norm/tokens never moves"
+    ]
+    del made["grad_norm/tokens"]
+    assert not judgement(run_with(made)).findings

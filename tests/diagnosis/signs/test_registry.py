@@ -163,6 +163,23 @@ def test_a_loss_that_was_learned_down_to_zero_has_its_labels(tmp_path: Path) -> 
     assert sign("exactly-zero", tmp_path, signals={"loss": masked}).holds
 
 
+def test_margins_that_are_kept_are_no_masked_labels(tmp_path: Path) -> None:
+    """A hinge is exactly 0 ever more often, and next to 0 beside it; a batch without targets comes among usual ones."""
+    zeros = [[step, step, 0.0] for step in range(44, 400, 3)]
+    for near, holds in ((0.001, False), (0.8, True)):
+        near_them = [[step + 1, step + 1, near] for step in range(44, 400, 30)]
+        hinge = {"line": [[0, 1.0], [400, 0.8]], "noise": 0.01, "set": [*zeros, *near_them]}
+        norms = {"line": [[0, 1.0], [400, 1.0]], "noise": 0.01, "set": zeros}
+        made = {"loss": hinge, "grad_norm": norms}
+        assert sign("zero-loss-zero-gradient", tmp_path, steps=400, signals=made).holds is holds
+
+
+def test_only_an_optimizer_with_a_beta2_has_one_that_is_stale(tmp_path: Path) -> None:
+    for name, holds in (("SGD", True), ("adafactor", True), ("paged_adamw_8bit", False)):
+        told = {"optimizer": {"optimizer": name}}
+        assert sign("no-fixed-beta2", tmp_path, signals={"loss": LOSS}, settings=told).holds is holds
+
+
 def test_a_loss_of_zero_before_a_leap_is_no_denominator(tmp_path: Path) -> None:
     learned = {"line": [[0, 3.5], [40, 0.1], [200, 1e-6], [1200, 1e-6]], "noise": 0.3}
     signals = {"loss": learned | {"set": [[300, 799, 0.0], [800, 1200, 8.0]]}, "grad_norm": NORM}

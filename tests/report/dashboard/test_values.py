@@ -1,5 +1,6 @@
 """Runs in, what is drawn out."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,18 @@ def test_a_shadow_run_skips_nothing(act: bool, heading: str, tmp_path: Path) -> 
     guarded = {"time": 1.7e9, "step": 0, "kind": "guard", "act": act}
     (said,) = told(page_of([see(str(write(tmp_path / "a", rows(), [guarded, *events()])), "a")]))
     assert heading in [each[1] for each in said.lists]
+
+
+def test_a_shadow_run_counts_the_steps_it_would_have_halted_at_as_check_does(tmp_path: Path) -> None:
+    guarded = {"time": 1.7e9, "step": 0, "kind": "guard", "act": False}
+    broken = {"detector": "nonfinite", "severity": "HALT", "signal": "loss", "value": math.nan, "spoils_update": True}
+    halts = [
+        {"time": 1.7e9, "step": at, "kind": "halt", "acted": False, "text": "told", "findings": [broken | {"step": at}]}
+        for at in range(201, 240)
+    ]
+    (said,) = told(page_of([see(str(write(tmp_path / "a", rows(), [guarded, *halts])), "a")]))
+    assert "Steps that would have been skipped: 39" in [each[1] for each in said.lists]
+    assert said.done[0].startswith("39 steps were rejected")
 
 
 def test_a_panel_in_words_has_its_extremes_and_what_is_not_finite(page: Page) -> None:

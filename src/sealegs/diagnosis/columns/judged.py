@@ -34,8 +34,12 @@ LEAPS = {"level": 3.0, "trouble": 3.0, "weights": 3.0, "loss": 1.5, "cost": 1.5,
 """Times as high at once that is worth a word, where everything after is beyond everything before."""
 RISES = {"level": 10.0, "trouble": 10.0, "weights": 2.5, "loss": 2.0, "cost": 1.5}
 """Times its lowest after the warm-up, however slowly."""
+SQUARES = frozenset(["moment2", "sq", "variance", "var"])
+"""Words in the names of what grows with the square of a gradient: four times as high is twice as high."""
 MOST_PARTINGS = 1
 """Siblings of one family that are told one by one."""
+FEW_SIBLINGS, FAR = 5, 4.0
+"""Fewer siblings hardly say how far layers go from each other: one of them has to be so many times as high or low."""
 SLOWED = 0.7
 """Share of the usual rate below which a run is slow."""
 VANISHED = 200.0
@@ -188,7 +192,8 @@ def _of_column(column: _Column, curve: LossCurve, of: int) -> Iterator[ColumnFin
 def _higher(column: _Column, course: Course, of: int) -> Iterator[ColumnFinding]:
     """A column that is worse the higher, and is much higher in the end."""
     nature = column.nature
-    leap_by, rise_by = LEAPS[nature], RISES[nature]
+    power = 2 if nature == "level" and not SQUARES.isdisjoint(words_of(column.signal)) else 1
+    leap_by, rise_by = LEAPS[nature] ** power, RISES[nature] ** power
     unit = math.log if course.is_positive else float
     leap, rise = course.leap(up=True, least=unit(leap_by)), course.rise(up=True, least=unit(rise_by))
     if nature == "weights" and rise is not None and not _unslowed(course):
@@ -330,6 +335,7 @@ def _of_families(run: Run, columns: Sequence[_Column], of: int) -> Iterator[Colu
             more = f", and so do {len(partings) - 1} others" if len(partings) > 1 else ""
             text = f"{one.signal} parts from {siblings} about step {step}: {_times(one.change)} against them{more}"
             is_strong = natures[one.signal] not in ("unknown", "open", "score", "error") and family.is_numbered
+            is_strong &= len(family.names) >= FEW_SIBLINGS or abs(math.log(one.change.factor)) >= math.log(FAR)
             yield ColumnFinding(signal=one.signal, step=step, shows="parts", text=text, is_strong=is_strong, lasts=True)
         is_of_sizes = natures[family.names[0]] in ("level", "weights", "cost", "rate")
         if is_of_sizes and (leaps := leaps_alone(family)) is not None:
@@ -350,11 +356,15 @@ def _still(columns: Sequence[_Column], curve: LossCurve, kind: Kind) -> Iterator
     In fine-tuning much is frozen on purpose, but not what was added.
     """
     norms = [column for column in columns if _should_move(column) and len(column.values) >= LONG_STILL]
+    parts = {one.signal.partition("/")[2] for one in norms if one.signal.startswith("grad_norm/")}
     still = [column for column in norms if column.values.min() == column.values.max()]
     still = [column for column in still if column.nature == "weights" or column.values[0] == 0]
     others = len(norms) - len(still)
     for column in still:
         if others and column.signal in SIGNALS:  # of all weights: where a part moves, it is rounded
+            continue
+        kind_of_norm, _, part_of = column.signal.partition("/")
+        if parts and kind_of_norm == "param_norm" and part_of not in parts:  # no gradient is logged: it is frozen
             continue
         is_added = not ADDED.isdisjoint(words_of(column.signal))
         is_frozen = kind.name in ("fine-tuning", "preference")

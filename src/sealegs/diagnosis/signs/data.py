@@ -36,15 +36,15 @@ def batch_repeats(facts: Facts) -> Sign:
     last_at: dict[str, int] = {}
     found = []
     for step, digest in hashes.items():
-        if step >= first:
-            before = last_at.get(digest)
-            if before is not None and step - before <= RECENT * facts.stride:
-                found.append((step, before))
+        before = last_at.get(digest)
+        if before is not None and step - before <= RECENT * facts.stride:
+            found.append((step, before))
         last_at[digest] = step
-    if not found:
+    if not found or found[-1][0] < first:
         return so(False, f"panel 10: no batch about step {facts.onset} is one of the {RECENT} before it")
     step, before = found[0]
-    return so(True, f"panel 10: the batch of step {step} is that of step {before} again, {len(found)} such steps")
+    more = f", and so on {len(found)} times up to step {found[-1][0]}" if len(found) > 1 else ""
+    return so(True, f"panel 10: the batch of step {step} is that of step {before} again{more}")
 
 
 def batches_differ(facts: Facts) -> Sign:

@@ -15,6 +15,8 @@ MOSTLY = 0.9
 """Share of the losses of NaN that must have no gradient, where they are those of batches without a target."""
 MANY_HALVINGS = 64.0
 """A scale that hovers goes up and down by a few halvings."""
+NEAR_NOTHING = 0.02
+"""Share of the usual loss that a batch with a target has at least, the mean of some batches without one included."""
 FIRST_SCALE = 65536.0
 """The loss scale that torch's ``GradScaler`` begins with."""
 
@@ -62,7 +64,8 @@ def zero_loss_without_gradient(facts: Facts) -> Sign:
 
 def zero_loss_zero_gradient(facts: Facts) -> Sign:
     """The loss is written as exactly 0 where the gradient norm is exactly 0, too, at three rows at least: a sum over
-    nothing. A loss that was learned down to nothing does not begin at once."""
+    nothing. A loss that was learned down to nothing does not begin at once, and comes near 0 in other rows: so do
+    margins that are kept."""
     norms, losses = facts.series("grad_norm"), facts.written_loss
     zero = losses.steps[losses.values == 0]
     if norms.is_empty:
@@ -72,8 +75,10 @@ def zero_loss_zero_gradient(facts: Facts) -> Sign:
         return so(False, f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of exactly 0")
     before = losses.finite.within(-math.inf, both[0] - 1).values[-10:]
     is_sudden = not len(before) or before.min() > 0.01 * float(losses.finite.values[:3].max())
+    positive = losses.finite.values[losses.finite.values > 0]
+    is_apart = not len(positive) or positive.min() > NEAR_NOTHING * float(np.median(positive))
     text = f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of exactly 0, the first at step {both[0]}"
-    return so(bool(is_sudden), text)
+    return so(bool(is_sudden and is_apart), text)
 
 
 def weight_breaks_first(facts: Facts) -> Sign:

@@ -12,6 +12,8 @@ from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 UNEXPLAINED = 5.0
 """Largest growth of updates beyond that of the gradients. Adam usually moves a weight by a fifth to a half of the
 learning rate, and by all of it if gradients agree from step to step: an update may grow by this factor, hardly more."""
+WITHOUT_BETA2 = ("sgd", "lion", "adafactor", "adagrad", "rprop", "lbfgs", "signum")
+"""Parts of the names of optimizers that divide by no average of squares, or by one that gets longer by itself."""
 CLIPS_MUON = 10.0
 """A clip up to which an orthogonalised update is made smaller: its norm is the root of its rank, which is larger."""
 OUTGROWN = 2.0
@@ -445,6 +447,14 @@ def _switch(facts: Facts, name: str) -> Sign:
     if name not in facts.known.values:
         return unlogged(f"model.{name} in the settings")
     return so(facts.known.says(name), f"{name.replace('_', ' ')}")
+
+
+def no_fixed_beta2(facts: Facts) -> Sign:
+    """The optimizer has no average of squared gradients, or one whose length is not a setting."""
+    name = facts.known.values.get("optimizer")
+    if name is None:
+        return unlogged("the optimizer in the settings")
+    return so(any(word in str(name).lower() for word in WITHOUT_BETA2), f"optimizer {name}")
 
 
 def muon_is_clipped(facts: Facts) -> Sign:

@@ -40,7 +40,7 @@ SOURCES: Mapping[str, str] = {
     "loss scale": "scale-begins-again scale-falls scale-collapsed scale-is-high scale-moves scale-stands-still",
     "lost gradients": "gradients-underflow",
     "settings": "beta2-long beta2-short clip-off decay-high decay-low eps-zero init-wide log-loss-naive "
-    "log-loss-sound softmax-naive post-norm-deep muon-is-clipped is-fp16 is-not-fp16 settings-change "
+    "log-loss-sound softmax-naive post-norm-deep muon-is-clipped no-fixed-beta2 is-fp16 is-not-fp16 settings-change "
     "infinite-norm-clipped multiple-is-the-accumulation multiple-by-the-settings rate-above-its-setting",
     "resume": "resumed-before parts-restored versions-change",
     "reward": "reward-falls reward-flat reward-rises reward-logged groups-without-spread nothing-to-learn",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.diagnosis.contract import Findings
+from sealegs.record.interventions import is_rejected
 from sealegs.record.run import Run
 from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event
@@ -61,7 +62,9 @@ def marks_of(run: Run, findings: Findings | None) -> tuple[PanelMark, ...]:
             case "intervention":
                 number = int(event.detail.get("number", 0))
                 found.append(_at(event, "intervention", f"intervention {number}: {_sentence(event)}", number))
-            case "skip" | "alarm" if event.kind == "skip" or event.detail.get("skipped_in_a_row"):
+            case "skip":
+                found.append(_at(event, "skip", _sentence(event)))
+            case "alarm" | "halt" if is_rejected(event) and not (event.kind == "halt" and event.detail.get("acted")):
                 found.append(_at(event, "skip", _sentence(event)))
             case "checkpoint":
                 found.append(_at(event, "checkpoint", f"step {event.step}: checkpoint"))
@@ -101,7 +104,7 @@ def _sentence(event: Event) -> str:
         told = None
     for key in ("text", "what", "reason"):
         told = told or event.detail.get(key)
-    is_shadow = event.kind in ("skip", "alarm") and event.detail.get("acted") is False
+    is_shadow = event.kind in ("skip", "alarm", "halt") and event.detail.get("acted") is False
     return f"{told or event.kind}{' (not done: shadow mode)' if is_shadow else ''}"
 
 
