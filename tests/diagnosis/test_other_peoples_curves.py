@@ -198,7 +198,7 @@ def test_a_rise_in_the_warm_up_that_lasts_beyond_it_is_found() -> None:
     line = np.interp(np.arange(60), [0, 1, 3, 24, 59], [9.2, 3.2, 4.6, 4.4, 2.0])
     found = look(run(line * np.exp(0.01 * noise("t5", 60, 3)), every=200))
     assert (found.verdict, kinds(found)) == ("watch", ["level_shift"])
-    soon = np.interp(np.arange(60), [0, 1, 3, 6, 59], [9.2, 3.2, 4.6, 3.2, 2.0])
+    soon = np.interp(np.arange(60), [0, 1, 3, 8, 59], [9.2, 3.2, 4.6, 3.2, 2.0])
     assert look(run(soon * np.exp(0.01 * noise("t5", 60, 3)), every=200)).verdict == "healthy"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from sealegs.cli.output import show, show_json
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from sealegs.diagnosis.contract import Advised, Diagnosis, Tried
@@ -112,9 +112,11 @@ def check(
     from sealegs.readers.read import read
 
     attempts = [attempt for words in tried for attempt in _tried(words)]  # a wrong word is told before the log is read
-    log = read(place_of(source), metrics=metrics, pattern=pattern)
+    log = read(place_of(source), metrics=metrics, pattern=pattern, needs_loss=False)
     run = with_settings(log.run, settings)
     findings = replace(look(run, rules=rules, kind=kind), advised=advised(run), tried=tuple(attempts))
+    if {"loss", "reward"}.isdisjoint(run.signals) and not findings.judged:
+        raise SourceError(f"{source}: {log.remarks[0]}")
     return diagnose(findings, source=source, format=log.format, rules=rules, mapping=log.mapping, remarks=log.remarks)
 
 

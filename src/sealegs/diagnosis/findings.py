@@ -394,6 +394,8 @@ def _verdict(
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
+    if "loss" not in run.signals:
+        return "unknown", "no column looks like a training loss; say which it is: --metric loss=NAME"
     rows = curve.parts[-1]
     if len(rows) < FEWEST_POINTS and (incidents or not _falls(curve.losses[rows])):
         attempt = " of the last attempt" if len(curve.parts) > 1 else ""

@@ -313,3 +313,21 @@ def test_updates_that_are_too_large_throughout_are_told() -> None:
         assert "clip-saturates" in found_in(**sound | {name: np.minimum(large * far, 1.0)})
         first = np.where(np.arange(240) < 100, large, usual)
         assert "clip-saturates" not in found_in(**sound | {name: first * far}), "only at first"
+
+
+def test_a_running_mean_that_wanders_has_gained_nothing() -> None:
+    """Returns over the last hundred episodes differ from row to row by less than they wander."""
+    found = 0
+    for seed in range(10):
+        random = np.random.default_rng([12, seed])
+        returns = np.convolve(random.standard_normal(260), np.ones(20) / 20, "valid")[:224]
+        found += "reward-flat" in found_in(reward=22.5 + 3 * returns, policy_entropy=np.full(224, 0.5))
+    assert found >= 7
+
+
+@pytest.mark.parametrize(("end", "shows"), [(-33.5, {"reward-falls"}), (-28.0, set())])
+def test_half_of_a_sure_gain_that_is_lost_is_told_on_any_scale(end: float, shows: set[str]) -> None:
+    """Costs are negative rewards: how far they are from zero says little of what was won and lost."""
+    at, random = np.arange(130), np.random.default_rng(13)
+    reward = np.interp(at, [0, 15, 65, 75, 129], [-40, -25.5, -25.5, end, end]) + 0.2 * random.standard_normal(130)
+    assert set(found_in(reward=reward, policy_entropy=np.full(130, 0.5))) == shows

@@ -34,6 +34,8 @@ from sealegs.record.run import Run
 
 FLAT = 1.5
 """Standard errors by which the second half of a reward that has not risen differs from its beginning, at the most."""
+STEADY = 4 * SURE
+"""Times that it wanders, which a reward must have gained to have fallen by half of that beyond doubt."""
 SELDOM = 0.1
 """Share of the rows whose reward is above its lowest, where a policy has found next to nothing."""
 ENOUGH = 50
@@ -116,7 +118,8 @@ def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
         return
     is_whole = reward.steps[0] <= 2 * int(np.median(np.diff(reward.steps)))
     early, late = reward.means[: reward.rows // 5], reward.means[reward.rows // 2 :]
-    error = float(np.std(reward.means)) * np.sqrt(1 / len(early) + 1 / len(late))
+    width = max(5, reward.rows // 20)  # the means of so many rows wander by more than the noise of each explains
+    error = max(float(np.std(reward.means)), course.wander * np.sqrt(width)) * np.sqrt(1 / len(early) + 1 / len(late))
     is_level = abs(float(late.mean() - early.mean())) <= FLAT * error
     is_small = course.best - course.start <= NOTABLE * course.size or course.start * course.best < 0  # zero is no size
     if is_whole and reward.rows >= 2 * ENOUGH and is_level and is_small and not course.has_gained:
@@ -134,6 +137,7 @@ def _fall(reward: Track, course: Course) -> Standing:
     is_lost = (has_gained and fall >= LOST * gain and fall >= LARGE * size) or fall >= HALF * size
     is_back = course.end - course.lowest >= ON_THE_WAY_BACK * (course.best - course.lowest)
     is_notable = is_lost or fall >= (NOTABLE if has_gained else LARGE) * size
+    is_notable |= gain >= STEADY * course.wander and fall >= HALF * gain  # whatever zero means on its scale
     gained = f" from {course.start:.4g}" if has_gained else ""
     text = (
         f"reward{gained} up to {course.best:.4g} at step {_step(reward, course.best_row)}, and {course.end:.4g} in the "
