@@ -1,12 +1,12 @@
 """What `sealegs check` says of public logs, against what a person said who looked at every column.
 
-    python bench/verdicts.py FOLDER [--labels kinds|logs] [--half tune|report|both] [--each]
+    python bench/verdicts.py FOLDER [--labels kinds|logs|fresh] [--half tune|report|both] [--each]
 
 The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (policies, pairs, experts, two networks),
-`logs.csv` logs of all kinds with the ranges of their events. Both name the repository and the path of each log; the
-logs themselves are their authors', so fetch them into FOLDER under the name in `file`. Halves are by repository. Rules
-were made with the first in view, and until 2026-11-19 the second was only counted: figures of `report` from that day on
-are of logs in view.
+`logs.csv` logs of all kinds with the ranges of their events, `fresh.csv` more, gathered when the rules were made.
+Each names the repository and the path of a log; the logs themselves are their authors', so fetch them into FOLDER under
+the name in `file`. Halves are by repository. Rules were made with the first in view, and since 2026-11-19 with both
+halves of `kinds.csv` and `logs.csv`. `fresh.csv` is only counted, so `--each` says nothing of it.
 
 Right is the same verdict, or the next one where the person was not sure; a log that cannot be read is wrong. An
 incident that overlaps a labelled range finds it, edges within a few logged points. False incidents are those of logs
@@ -131,9 +131,9 @@ def main() -> None:
     """Print the tables."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("folder", type=Path)
-    words.add_argument("--labels", choices=("kinds", "logs"), default="kinds")
+    words.add_argument("--labels", choices=("kinds", "logs", "fresh"), default="kinds")
     words.add_argument("--half", choices=("tune", "report", "both"), default="both")
-    words.add_argument("--each", action="store_true", help="a line for each log that is wrong")
+    words.add_argument("--each", action="store_true", help="a line for each log that is wrong, of those in view")
     chosen = words.parse_args()
     with (LABELS / f"{chosen.labels}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if chosen.half in ("both", row["half"])]
@@ -144,7 +144,7 @@ def main() -> None:
     if answers:
         print(report(answers))
     for each in answers:
-        if chosen.each and not (each.is_right and all(each.found)):
+        if chosen.each and chosen.labels != "fresh" and not (each.is_right and all(each.found)):
             label = each.label
             reason = label.get("cause") or label.get("remark", "")
             wanted = f"{label['verdict']} ({reason}, {label['confidence']})"

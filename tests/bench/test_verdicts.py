@@ -2,12 +2,13 @@
 
 import csv
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from bench.verdicts import LABELS, SAID, Scored, ranges_of, report, scored
+from bench.verdicts import LABELS, SAID, Scored, main, ranges_of, report, scored
 
 
 def label(verdict: str, *, confidence: str = "high", ranges: str = "", name: str = "healthy") -> dict[str, str]:
@@ -45,11 +46,37 @@ def test_a_log_is_asked_and_its_range_found(tmp_path: Path) -> None:
     assert "unreadable: 1" in text
 
 
-def test_every_label_can_be_scored_and_a_repository_is_in_one_half() -> None:
-    with (LABELS / "logs.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len({row["file"] for row in rows}) >= 200
+def labelled(name: str) -> list[dict[str, str]]:
+    with (LABELS / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(("name", "at_least"), [("logs", 200), ("fresh", 130)])
+def test_every_label_can_be_scored_and_a_repository_is_in_one_half(name: str, at_least: int) -> None:
+    rows = labelled(name)
+    assert len(rows) == len({row["file"] for row in rows}) >= at_least
     assert all(row["verdict"] in SAID[:4] and row["confidence"] in ("high", "medium", "low") for row in rows)
     assert all(first <= last for row in rows for first, last in ranges_of(row))
     halves = {(row["source"].partition(":")[0], row["half"]) for row in rows}
     assert len(halves) == len({repository for repository, _ in halves})
+
+
+def test_the_fresh_labels_are_of_repositories_that_no_rule_was_made_with() -> None:
+    fresh = Counter(row["source"].partition(":")[0] for row in labelled("fresh"))
+    others = {row["source"].partition(":")[0] for name in ("kinds", "logs") for row in labelled(name)}
+    assert fresh.keys().isdisjoint(others)
+    assert max(fresh.values()) <= 2
+    assert {row["half"] for row in labelled("fresh")} == {"report"}
+
+
+@pytest.mark.parametrize("name", ["kinds", "logs", "fresh"])
+def test_the_logs_that_are_there_are_counted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row for row in labelled(name) if row["half"] == "report"]
+    of_csv = next(row for row in rows if row["file"].endswith(".csv"))
+    made = "step,loss\n" + "\n".join(f"{step},{2 + 0.01 * (step % 7)}" for step in range(50)) + "\n"
+    (tmp_path / of_csv["file"]).write_text(made)
+    monkeypatch.setattr(sys, "argv", ["verdicts.py", str(tmp_path), "--labels", name, "--half", "report"])
+    main()
+    assert f"1 logs, {len(rows) - 1} not there" in capsys.readouterr().out

@@ -59,8 +59,6 @@ READERS: tuple[Reader, ...] = (
 """Every format. At most one of them recognises a source."""
 
 
-TABLES = tuple(reader.FORMAT for reader in (tensorboard, wandb, trackio, json_lines, json_file, delimited))
-"""Formats whose columns somebody has named."""
 MOST_FILES_NAMED = 6
 
 
@@ -100,7 +98,7 @@ def read(
 
     ``metrics`` says which column is which signal where the names do not (``{"loss": "objective"}``). ``pattern`` is a
     regular expression with one named group per signal, for text logs in a format of their own. A table without a loss
-    is refused, unless ``needs_loss`` is false; numbers in a text without one are no log in any case.
+    is refused, unless ``needs_loss`` is false.
     """
     place = _place(source)
     table = _read(place) if pattern is None else regex.read(place, pattern)
@@ -108,7 +106,7 @@ def read(
         raise SourceError(f"{source}: no row of numbers in it yet; not a training log so far")
     if table.manifest is None:
         table = _with_settings(place, table)
-    return _log(place, table, dict(metrics or {}), needs_loss=needs_loss or table.format not in TABLES)
+    return _log(place, table, dict(metrics or {}), needs_loss=needs_loss)
 
 
 def _with_settings(place: Place, table: Table) -> Table:
