@@ -186,7 +186,7 @@ def test_a_batch_a_little_harder_than_its_neighbours_is_no_incident() -> None:
 
 def test_one_digit_more_is_no_rise() -> None:
     """Losses of 0.0001 and 0.0002, of a logger of four digits."""
-    losses = np.round(np.maximum(0.5 * np.exp(-np.arange(200) / 12), 1.2e-4), 4)
+    losses: Floats = np.round(np.maximum(0.5 * np.exp(-np.arange(200.0) / 12), 1.2e-4), 4)
     losses[[170, 180, 199]] = 2e-4
     assert look(run(losses, every=25)).verdict == "healthy"
     losses[[170, 180, 199]] = 9e-4

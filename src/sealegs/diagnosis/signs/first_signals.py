@@ -7,7 +7,7 @@ import numpy as np
 from sealegs.detectors.collapse_rules import APART, APART_FLOOR
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.first_signals.critic import EXPLAINED, LOSS, columns
-from sealegs.diagnosis.first_signals.policy import course_of
+from sealegs.diagnosis.first_signals.reward import course_of
 from sealegs.diagnosis.first_signals.track import WIDTH, track_of
 from sealegs.diagnosis.signs.sign import Sign, so, unlogged
 
