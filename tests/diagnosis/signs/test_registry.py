@@ -269,7 +269,7 @@ def test_the_entropy_of_a_later_batch_is_not_that_of_the_one_that_spiked(tmp_pat
     ("factor", "accumulation", "holds"),
     [
         (2.07, None, True),
-        (8.27, None, True),  # a model that begins 3 % above guessing, eight times over
+        (8.2, None, True),  # a model that begins 2.5 % above guessing, eight times over
         (7.8, None, False),  # no model begins so far below guessing
         (8.5, None, False),
         (16.4, 16, True),
