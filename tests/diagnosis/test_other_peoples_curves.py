@@ -186,7 +186,7 @@ def test_a_batch_a_little_harder_than_its_neighbours_is_no_incident() -> None:
 
 def test_one_digit_more_is_no_rise() -> None:
     """Losses of 0.0001 and 0.0002, of a logger of four digits."""
-    losses: Floats = np.round(np.maximum(0.5 * np.exp(-np.arange(200.0) / 12), 1.2e-4), 4)
+    losses = np.asarray(np.round(np.maximum(0.5 * np.exp(-np.arange(200) / 12), 1.2e-4), 4), np.float64)
     losses[[170, 180, 199]] = 2e-4
     assert look(run(losses, every=25)).verdict == "healthy"
     losses[[170, 180, 199]] = 9e-4
@@ -216,3 +216,11 @@ def test_a_bound_that_comes_down_from_far_above_measures_something() -> None:
     losses = 50_000 * np.exp(-np.arange(190) / 8) + 900 * noise("t5", 190, 7)
     assert look(run(losses, every=50)).verdict == "healthy"
     assert "hovers" in [problem.kind for problem in look(run(losses[60:], every=50)).problems]
+
+
+@pytest.mark.parametrize(("row", "verdict"), [(59, "watch"), (40, "healthy")])
+def test_a_last_evaluation_that_is_not_finite_is_of_the_weights_as_they_are(row: int, verdict: str) -> None:
+    held_out = falling(60, seed=9)
+    held_out[row] = np.nan
+    found = look(run(falling(60, seed=8), eval_loss=held_out))
+    assert found.verdict == verdict, found.because
