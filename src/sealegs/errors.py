@@ -7,6 +7,7 @@
     │   └── RunBusy         another process is writing that run
     ├── StorageError        something to write: full disk, read-only folder
     ├── RunHalted           the run is stopped rather than trained on garbage: carries the verdict
+    ├── RestartRefused      the run's health.json says that a restart would only fail again
     ├── RankMissing         a rank is missing at a step: names it
     ├── SinkFailed          a tracker did not take everything; the run goes on without it
     └── MissingExtra        a library that an extra installs: carries the install line
@@ -28,6 +29,9 @@ _LONGEST = 2000
 
 class SealegsError(Exception):
     """The root: catch this to catch all of them."""
+
+    exit_code = 1
+    """With which a loop should end that this ends: ``docs/launchers.md``."""
 
     def __str__(self) -> str:
         text = visible(super().__str__())
@@ -60,10 +64,18 @@ class RunHalted(SealegsError):
     """The run is stopped: going on would train on nothing, or on garbage. ``verdict`` is the last one, ``incident``
     what led to it."""
 
+    exit_code = 70
+
     def __init__(self, message: str, verdict: Verdict, incident: tuple[Verdict, ...] = ()) -> None:
         super().__init__(message)
         self.verdict = verdict
         self.incident = incident
+
+
+class RestartRefused(SealegsError):
+    """A run is not started again: what ended it would end it again, and a launcher would start it until it gives up."""
+
+    exit_code = 72
 
 
 class RunEndedBadly(UserWarning):
@@ -86,6 +98,8 @@ class FolderIncomplete(UserWarning):
 
 class RankMissing(SealegsError):
     """The ranks of a run could not exchange their signals in time: which rank is missing, and at which step."""
+
+    exit_code = 71
 
 
 class SinkFailed(SealegsError):

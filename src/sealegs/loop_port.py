@@ -7,6 +7,7 @@
     finish_step()     recovery, checkpoints, a halt; the weights and the place in the data may go back
 """
 
+import socket
 import sys
 import time
 import warnings
@@ -936,6 +937,11 @@ class LoopPort(Observer):
             return None
         return {"frozen_tensors": len(frozen), "bytes": size_of(frozen.values())}
 
+    def _hosts(self) -> list[dict[str, str]]:
+        """Where each rank runs, so that the one at fault can be told to a launcher."""
+        mine = {"host": socket.gethostname(), "device": str(self._meter.device)}
+        return Collective(self._ranks.timeout_s).gather(mine) if self._meter.ranks.world > 1 else [mine]
+
     def _say_what_is_guarded(self) -> None:
         """What a skip can do here, and what it cannot: said once, before it matters."""
         self.watch.note(
@@ -951,5 +957,6 @@ class LoopPort(Observer):
             left_out_of_states=self._left_out(),
             playbook=self.recovery.playbook.name if self.recovery is not None else None,
             ranks=self._meter.ranks.world,
+            hosts=self._hosts(),
             norms_of_each_rank=before.attached_to if (before := self._meter.norms_before) else None,
         )

@@ -22,6 +22,7 @@ from sealegs.errors import ConfigError, FolderIncomplete, RunHalted, SinkFailed,
 from sealegs.judge import Detection
 from sealegs.printable import visible
 from sealegs.record import manifest as manifests
+from sealegs.record.health import HealthFile, refuse_restart
 from sealegs.record.interventions import Skips, told_of
 from sealegs.record.rows import HIGHEST_STEP, SoundRows
 from sealegs.record.stability_tax import StabilityTax
@@ -226,7 +227,8 @@ class Watch:
             return
         if settings is not None:
             self.record.amend(settings=settings)
-        for sink in listeners:
+        record = self.record
+        for sink in (HealthFile(record.folder, lost=lambda: record.lost), *listeners):
             self._sinks.append(sink)
             self._tell(sink, partial(self._start, sink))
         self._watchdog = Watchdog(stalled_after_s, self._stalled)
@@ -644,6 +646,7 @@ def _opened(run: str | Path | RunWriter | None, resume: bool) -> RunWriter | Non
     if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
         return None  # one writer; the others judge the same numbers
     if resume:
+        refuse_restart(Path(run))
         return RunWriter.reopen(Path(run))
     return RunWriter.create(Path(run), manifests.describe(Path(run).name))
 

@@ -23,8 +23,9 @@ from bench.disk.layer import DiskLayer, Fault
 from tests.forked import start
 
 from sealegs.errors import SourceError, StorageError
+from sealegs.record.checkpoint_tags import Tag
 from sealegs.state import checkpoint_files
-from sealegs.state.checkpoints import Checkpoints, Damage, StoredState, Tag
+from sealegs.state.checkpoints import Checkpoints, Damage, StoredState
 
 
 def state(value: float) -> StoredState:

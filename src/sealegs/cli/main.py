@@ -37,6 +37,7 @@ GROUPS = {
         "check": "is this curve normal? any training log in, what is wrong and why out",
         "diff": "where two runs part: settings, versions, signals",
         "dashboard": "draw runs: one HTML file, or a page that follows them",
+        "health": "before a restart: the healthy checkpoint, who was at fault, whether to start at all",
         "audit": "what a checkpoint holds, and what a resume from it would lack",
         "interventions": "what was done to a run, by whom, why, and what came of it",
     },

@@ -14,7 +14,7 @@ STEP = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 """Relative changes below this may be lost to rounding."""
 
 
-@OPTIMIZER.rule(margin=True)
+@OPTIMIZER.rule(margin=True, from_scratch=True)
 def stale_second_moment(beta2: float) -> RuleFinding | None:
     """The second moment remembers too long.
 
@@ -64,7 +64,7 @@ def eps_is_nothing(eps: float, moments_dtype: str = "fp32") -> RuleFinding | Non
     return RuleFinding("error", f"eps is {eps:g}, moments are {moments_dtype}", "eps", "1e-8, with moments in fp32")
 
 
-@OPTIMIZER.rule()
+@OPTIMIZER.rule(from_scratch=True)
 def eps_mutes_gradients(
     eps: float, parameters: int, typical_grad_norm: float | None = None, clip: float | None = None
 ) -> RuleFinding | None:
@@ -84,7 +84,7 @@ def eps_mutes_gradients(
     return RuleFinding("note", f"eps is {eps:g}, an entry of the gradient about {typical:.1e}", "eps", "1e-8")
 
 
-@OPTIMIZER.rule(margin=True)
+@OPTIMIZER.rule(margin=True, from_scratch=True)
 def decay_too_low(weight_decay: float) -> RuleFinding | None:
     """Hardly any weight decay.
 
@@ -130,7 +130,7 @@ def decay_through_the_gradient(optimizer: str, weight_decay: float, decoupled: b
     return RuleFinding("note", f"Adam with an L2 term of {weight_decay:g}", "decoupled", "true")
 
 
-@OPTIMIZER.rule()
+@OPTIMIZER.rule(from_scratch=True)
 def decay_on_everything(
     weight_decay: float, decays_vectors: bool, decays_embeddings: bool = True
 ) -> RuleFinding | None:
@@ -149,7 +149,7 @@ def decay_on_everything(
     )
 
 
-@OPTIMIZER.rule()
+@OPTIMIZER.rule(from_scratch=True)
 def decayed_embeddings_at_scale(
     decays_embeddings: bool, weight_decay: float, parameters: int, tied_head: bool, embedding_norm: bool = False
 ) -> RuleFinding | None:
@@ -168,7 +168,7 @@ def decayed_embeddings_at_scale(
     return RuleFinding("note", found, "decays_embeddings", "false")
 
 
-@OPTIMIZER.rule()
+@OPTIMIZER.rule(from_scratch=True)
 def rate_against_width(lr: float, width: int, mup_base_width: int | None = None) -> RuleFinding | None:
     """The learning rate is too high for this width.
 

@@ -103,7 +103,8 @@ class Recovery:
     @property
     def found_sound(self) -> bool:
         """Whether the last probe found that the data have changed, and not the weights."""
-        return self._tracker.evidence.is_sound
+        evidence, incident = self._tracker.evidence, self._tracker.incident
+        return evidence.is_sound and not evidence.is_running_away(0 if incident is None else incident.start)
 
     @property
     def is_over(self) -> bool:

@@ -16,6 +16,7 @@ from torch import nn
 
 from sealegs.data.position import Batches
 from sealegs.errors import RunHalted, SealegsError
+from sealegs.record.checkpoint_tags import HEALTHY_AFTER
 from sealegs.recovery.actions import Impossible
 from sealegs.recovery.adjustments import RecentSchedules
 from sealegs.recovery.incident_tracker import CostSoFar
@@ -26,9 +27,6 @@ from sealegs.state.rng import restore_rng, rng_now
 from sealegs.state.snapshots import Snapshot, Snapshots
 from sealegs.state.training_state import TrainingState, restore_scale, scale_of
 from sealegs.watch import Watch
-
-HEALTHY_AFTER = 16
-"""Healthy steps after which a checkpoint is healthy itself."""
 
 
 class CheckpointHealth:

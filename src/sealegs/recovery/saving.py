@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sealegs.data.position import Batches
 from sealegs.errors import SealegsError, SourceError, StorageError
-from sealegs.recovery.doubt import Doubts
+from sealegs.record.doubt import Doubts
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.recovery import Recovery
 from sealegs.state.checkpoints import Checkpoints, Damage, StoredState
@@ -183,8 +183,8 @@ class Saving:
         if step:
             return step, passed_over, ""
         because = ""
+        step, passed_over = self._checkpoints.newest_intact(Doubts(folder).about)
         if wants_healthy:
-            step, passed_over = self._checkpoints.newest_intact(Doubts(folder).about)
             because = "no checkpoint is proven yet: this is the newest that is intact and from before any incident"
         if step == 0:
             because = "no checkpoint after step 0 is to be trusted: the run begins anew"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
+from sealegs.record.checkpoint_tags import DIGESTS
 from sealegs.record.reading import is_number, most_bytes, open_file, read_object, reading, spell_size, too_large
 from sealegs.record.schema import MANIFEST
 from sealegs.record.typed import fits
@@ -77,7 +78,7 @@ class Contents:
 
 def open_checkpoint(path: Path) -> Contents:
     """Read a checkpoint, whoever wrote it."""
-    if path.is_dir() and (path / checkpoint_files.DIGESTS).exists():
+    if path.is_dir() and (path / DIGESTS).exists():
         return _ours(path)
     if path.is_dir() and ((path / "trainer_state.json").exists() or (path / "optimizer.pt").exists()):
         return _hugging_face(path)

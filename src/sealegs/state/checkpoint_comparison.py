@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sealegs.errors import SourceError
+from sealegs.record.checkpoint_tags import DIGESTS
 from sealegs.record.reading import most_bytes, spell_size, too_large
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_audit import load_file, load_safetensors
@@ -178,7 +179,7 @@ def _named(value: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 def _distributed(folder: Path) -> dict[str, Tensor]:
     """The tensors of a folder of ``torch.distributed.checkpoint``, ours or another's."""
-    if (folder / checkpoint_files.DIGESTS).exists() and (fault := checkpoint_files.fault_in(folder)) is not None:
+    if (folder / DIGESTS).exists() and (fault := checkpoint_files.fault_in(folder)) is not None:
         raise SourceError(f"{folder}: damaged ({fault}); use another checkpoint")
     checkpoint_files.expect_to_be_alone()
     entries = {name: each for name, each in checkpoint_files.tensors_in(folder).items() if not name.startswith("rng/")}

@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from sealegs.errors import SourceError
+from sealegs.record.checkpoint_tags import DIGESTS
 from sealegs.record.files import whole_file
 from sealegs.record.reading import open_file, read_json, read_object
 from sealegs.state.checkpoint_table import TABLE, read_table, refuse_packed
 
-DIGESTS = "digests.json"
 _PLAIN = "plain.json"
 _LONGEST_NAME = 100
 

@@ -4,12 +4,13 @@ A resume asks, where no checkpoint is proven. Standard library only; events of a
 be read.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from sealegs.record.events import load_events, plain_events
+from sealegs.record.interventions import COOL
 from sealegs.record.schema import EVENTS
 
 JUDGED = ("skip", "alarm", "halt")
@@ -42,9 +43,29 @@ class Doubts:
     def about(self, step: int) -> str:
         """Why the state before a step may be damaged; empty where nothing says so."""
         if self._stretches is None:  # once, and only where somebody asks: a record may be long
-            self._stretches = bad_stretches(plain_events(load_events(self._folder / EVENTS)))
+            self._stretches = stretches_of(plain_events(load_events(self._folder / EVENTS)))
         found = next((stretch for stretch in self._stretches if stretch.casts_doubt_on(step)), None)
         return "" if found is None else f"not proven, and saved after the onset of an incident at step {found.onset}"
+
+
+def stretches_of(events: Sequence[Mapping[str, Any]]) -> list[BadStretch]:
+    """The incidents of a run. With a playbook an event closes each; without one, it is over when no step is rejected
+    any more.
+
+    >>> alarm = {"kind": "alarm", "step": 52, "incident": 1, "findings": []}
+    >>> stretches_of([alarm]), stretches_of([alarm, {"kind": "guard", "step": 60, "playbook": "standard"}])
+    ([BadStretch(number=1, onset=52, end=62)], [BadStretch(number=1, onset=52, end=None)])
+    """
+    found = bad_stretches(events)
+    if any(event.get("playbook") is not None for event in [one for one in events if one["kind"] == "guard"][-1:]):
+        return found
+    last: dict[int, int] = {}
+    for event in events:
+        if event["kind"] in JUDGED and _is_step(number := event.get("incident")):
+            last[number] = event["step"]
+    return [
+        replace(one, end=last[one.number] + COOL) if one.end is None and one.number in last else one for one in found
+    ]
 
 
 def bad_stretches(events: Iterable[Mapping[str, Any]]) -> list[BadStretch]:

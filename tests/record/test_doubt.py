@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sealegs.errors import SourceError
-from sealegs.recovery.doubt import BadStretch, Doubts, bad_stretches
+from sealegs.record.doubt import BadStretch, Doubts, bad_stretches
 
 
 def alarm(step: int, incident: int = 1, kind: str = "alarm", **more: Any) -> dict[str, Any]:

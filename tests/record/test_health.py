@@ -1,0 +1,142 @@
+"""What happened to a run in, what a launcher should do about it out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealegs.errors import RestartRefused
+from sealegs.record.checkpoint_tags import Tag
+from sealegs.record.health import ADVICE, HEALTH, Health, HealthFile, health_of, refuse_restart
+from sealegs.vocabulary import Event
+
+TAGS: dict[int, tuple[Tag, str]] = {100: ("healthy", ""), 200: ("healthy", ""), 300: ("candidate", "")}
+
+
+def begun(step: int = 0, *, playbook: str | None = "standard", **more: Any) -> dict[str, Any]:
+    return {"kind": "guard", "time": 1.0, "step": step, "act": True, "playbook": playbook, **more}
+
+
+def alarm(step: int, incident: int = 1, kind: str = "alarm", **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "time": 2.0, "step": step, "incident": incident, "text": f"step {step}", **more}
+
+
+def closed(step: int, start: int) -> dict[str, Any]:
+    return {"kind": "incident-closed", "time": 3.0, "step": step, "number": 1, "start": start, "recovery_loss": 2.5}
+
+
+def halted(step: int) -> dict[str, Any]:
+    return alarm(step, kind="halt", acted=True)
+
+
+def ended_by_playbook(step: int) -> dict[str, Any]:
+    return alarm(step, kind="intervention", acted=True, actions=[{"action": "halt"}])
+
+
+ALONE = begun(200, playbook=None)
+
+
+@pytest.mark.parametrize(
+    ("events", "verdict", "advice", "healthy"),
+    [
+        ([begun()], "healthy", "go on", 200),
+        ([begun(), alarm(250)], "incident", "restart from healthy", 200),
+        ([begun(), alarm(150)], "incident", "restart from healthy", 100),
+        ([begun(), alarm(150), closed(190, 150)], "healthy", "go on", 200),
+        ([begun(playbook=None), alarm(250)], "healthy", "go on", 300),  # ended 50 steps ago, and nothing since
+        ([ALONE, halted(310)], "halted", "restart from healthy", 200),
+        ([ALONE, halted(310), ALONE, halted(330)], "halted", "do not restart", 300),
+        ([ALONE, halted(310), ALONE, halted(800)], "halted", "restart from healthy", 300),
+        ([ALONE, halted(310), begun(200)], "healthy", "go on", 200),
+        ([begun(), halted(310)], "incident", "restart from healthy", 200),  # the playbook has an answer
+        ([begun(), ended_by_playbook(310)], "halted", "restart from healthy", 200),
+        ([begun(), ended_by_playbook(310), begun(200), ended_by_playbook(320)], "halted", "do not restart", 200),
+        ([begun(), {"kind": "end", "time": 4.0, "step": 320, "reason": "finished"}], "finished", "go on", 200),
+        (
+            [begun(), {"kind": "end", "time": 4.0, "step": 320, "reason": "failed", "error": "CUDA error"}],
+            "failed",
+            "restart from healthy",
+            200,
+        ),
+    ],
+)
+def test_a_launcher_is_told_which_checkpoint_to_take_and_whether(
+    events: list[dict[str, Any]], verdict: str, advice: str, healthy: int
+) -> None:
+    found = health_of(events, TAGS, 320)
+    assert (found.verdict, found.advice) == (verdict, advice)
+    assert found.newest_healthy is not None
+    assert found.newest_healthy.step == healthy
+    assert found.newest is not None
+    assert found.newest.step == 300
+
+
+def test_a_pardon_counts_from_its_time_on() -> None:
+    events = [ALONE, halted(310), ALONE, halted(330)]
+    assert health_of(events, TAGS, 330, pardoned=1.5).advice == "do not restart"
+    assert health_of(events, TAGS, 330, pardoned=2.5).advice == "restart from healthy"
+
+
+@pytest.mark.parametrize(("ranks", "sure_from"), [(2, 8), (8, 4), (64, 3), (1000, 2)])
+def test_a_host_is_left_out_only_where_chance_would_hardly_name_it_so_often(ranks: int, sure_from: int) -> None:
+    hosts = [{"host": f"node{rank // 8}", "device": f"cuda:{rank % 8}"} for rank in range(ranks)]
+    for times in range(1, 10):
+        met = [alarm(50 * number, number, culprit="head.weight on rank 1") for number in range(1, times + 1)]
+        found = health_of([begun(ranks=ranks, hosts=hosts), *met], TAGS, 600)
+        assert found.at_fault is not None
+        assert (found.at_fault.rank, found.at_fault.host, found.at_fault.device) == (1, "node0", "cuda:1")
+        assert (found.advice == "restart without this host") is (times >= sure_from)
+    other = alarm(590, 99, culprit="rank 0")
+    assert health_of([begun(ranks=ranks, hosts=hosts), *met, other], TAGS, 600).advice != "restart without this host"
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"kind": st.sampled_from(["guard", "alarm", "halt", "skip", "intervention", "incident-closed", "end"])},
+            optional={
+                name: st.none() | st.integers(-5, 500) | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+                for name in ("incident", "playbook", "ranks", "hosts", "culprit", "actions", "acted", "reason", "start")
+            },
+        ),
+        max_size=8,
+    )
+)
+def test_events_of_any_make_get_an_advice(made: list[dict[str, Any]]) -> None:
+    events = [{"time": 1.0, "step": number, "findings": []} | event for number, event in enumerate(made)]
+    found = health_of(events, TAGS, 320)
+    assert found.advice in ADVICE
+    assert json.loads(found.to_json())["advice"] == found.advice
+
+
+def test_the_file_is_as_the_last_event_left_it_and_a_restart_obeys_it(tmp_path: Path) -> None:
+    written = HealthFile(tmp_path)
+    written.start({"run_id": "a7"})
+    for step in (310, 330):
+        for event in (dict(ALONE), halted(step)):
+            written.event(Event(kind=event.pop("kind"), step=event.pop("step"), time=event.pop("time"), detail=event))
+    written.close()
+    told = json.loads((tmp_path / HEALTH).read_text())
+    assert (told["run"], told["verdict"], told["advice"]) == ("a7", "halted", "do not restart")
+    with pytest.raises(RestartRefused, match=r"halted at step 310, and again at step 330 .* --clear"):
+        refuse_restart(tmp_path)
+    (tmp_path / HEALTH).write_text(json.dumps(told | {"advice": "go on"}))
+    refuse_restart(tmp_path)
+    (tmp_path / HEALTH).write_text("{ torn")
+    refuse_restart(tmp_path)
+
+
+def test_a_folder_that_is_not_the_run_s_any_more_is_left_alone(tmp_path: Path) -> None:
+    HealthFile(tmp_path, lost=lambda: "another run is there").close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_health_in_words() -> None:
+    told = health_of([begun(), alarm(250)], TAGS, 320).told
+    assert told[0] == "restart from healthy: incident at step 320, incident 1 is open since step 250"
+    assert told[1].startswith("newest healthy checkpoint: step 200, checkpoints/200 (16 healthy steps")
+    assert told[2] == "newest checkpoint: step 300, checkpoints/300"
+    assert Health().told[0] == "go on: healthy"
