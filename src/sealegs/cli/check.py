@@ -113,9 +113,11 @@ def check(
     from sealegs.readers.read import read
 
     attempts = [attempt for words in tried for attempt in _tried(words)]  # a wrong word is told before the log is read
-    log = read(place_of(source), metrics=metrics, pattern=pattern)
+    log = read(place_of(source), metrics=metrics, pattern=pattern, needs_loss=False)
     run = with_settings(log.run, settings)
     found = look(run, rules=rules, kind=kind)
+    if {"loss", "reward"}.isdisjoint(run.signals) and not found.judged:
+        raise SourceError(f"{source}: {log.remarks[0]}")
     reruns, damaged = reruns_in(run)
     findings = replace(found, advised=advised(run, found.kind), tried=tuple(attempts), reruns=tuple(reruns))
     remarks = (*log.remarks, *damaged)

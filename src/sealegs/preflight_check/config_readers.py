@@ -182,6 +182,8 @@ def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
     optim = str(values.get("optim", ""))
     if optim.startswith("adamw"):
         known |= {"optimizer": "adamw", "decoupled": True, "decays_vectors": False}
+    if isinstance(deepspeed := values.get("deepspeed"), Mapping):
+        known["clips_updates"] = _clips_updates(deepspeed)
     if "max_grad_norm" in values:
         known["clip_by"] = "norm"
     if objective := next((kind for names, kind in OBJECTIVES if names & values.keys()), None):
@@ -199,6 +201,34 @@ def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
     known |= _schedule(values, total, _number(values, "learning_rate"))
     names |= {"schedule": "lr_scheduler_type", "final_lr_share": "lr_scheduler_kwargs"}
     return Read(plan_from(known, where), names)
+
+
+def of_deepspeed(values: Mapping[str, Any], where: str) -> Read:
+    """A configuration of DeepSpeed's."""
+    optimizer = values.get("optimizer")
+    optimizer = optimizer if isinstance(optimizer, Mapping) else {}
+    kind, given = str(optimizer.get("type", "")).lower(), optimizer.get("params")
+    given = given if isinstance(given, Mapping) else {}
+    known: dict[str, Any] = {name: _number(given, name) for name in ("lr", "eps", "weight_decay")}
+    betas = given.get("betas")
+    if isinstance(betas, list) and len(betas) == 2 and all(fits(beta, float) for beta in betas):
+        known |= {"beta1": betas[0], "beta2": betas[1]}
+    known |= {
+        "optimizer": kind or None,
+        "clip": _number(values, "gradient_clipping"),
+        "clips_updates": _clips_updates(values),
+    }
+    names = {"clip": "gradient_clipping"} | {name: f"optimizer.params.{name}" for name in ("lr", "eps", "weight_decay")}
+    return Read(plan_from(known, where), names)
+
+
+def _clips_updates(values: Mapping[str, Any]) -> bool | None:
+    """Whether DeepSpeed clips what Muon has orthogonalised: under ZeRO of any stage it does."""
+    optimizer, zero = values.get("optimizer"), values.get("zero_optimization")
+    if not isinstance(optimizer, Mapping) or "type" not in optimizer:
+        return None
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    return "muon" in str(optimizer["type"]).lower() and stage in (1, 2, 3)
 
 
 def of_adapter_config(values: Mapping[str, Any], where: str) -> Read:
@@ -400,6 +430,7 @@ RECOGNISED: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], str], Read]
     (frozenset({"finetuning_type", "cutoff_len", "preprocessing_num_workers", "stage"}), of_llama_factory),
     (frozenset({"base_model", "sequence_len", "micro_batch_size", "num_epochs"}), of_axolotl),
     (frozenset({"learning_rate", "per_device_train_batch_size", "lr_scheduler_type"}), of_training_arguments),
+    (frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "gradient_clipping"}), of_deepspeed),
     (frozenset({"model_type", "hidden_size", "n_embd", "architectures", "text_config"}), of_model_config),
 )
 """Keys of which one is enough, and the reader of an object that has it."""

@@ -46,6 +46,8 @@ class Optimizer(Group, frozen=True, kw_only=True):
     clip: Number | None = None
     """The clipping norm; 0 is off."""
     clip_by: Literal["norm", "value"] | None = None
+    clips_updates: bool | None = None
+    """Whether the clip is applied to what Muon has orthogonalised, and not to the gradient."""
     typical_grad_norm: Number | None = None
     """The median norm before clipping, if a run has shown it."""
     tuned_lr: Positive | None = None
