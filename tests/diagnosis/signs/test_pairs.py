@@ -56,6 +56,11 @@ PAIRS: list[tuple[str, Stream, Stream]] = [
          | {"lr": line([0, 1e-3], [700, 1e-5], [1200, 8e-4])}},
     ),
     (
+        "warmup-just-over",
+        {"signals": {"loss": LEAP, "lr": line([0, 1e-6], [590, 1e-3], [1200, 4e-4])}},
+        {"signals": {"loss": LEAP, "lr": line([0, 1e-4], [589, 1e-4], [590, 1e-3], [1200, 1e-3])}},
+    ),
+    (
         "no-warm-up",
         {"signals": {"loss": EARLY, "lr": line([0, 2e-3], [1200, 2e-4])}},
         {"signals": {"loss": EARLY, "lr": line([0, 1e-5], [100, 2e-3], [1200, 2e-4])}},

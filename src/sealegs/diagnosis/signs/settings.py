@@ -306,7 +306,7 @@ def lr_near_peak(facts: Facts) -> Sign:
 
 
 def warmup_just_over(facts: Facts) -> Sign:
-    """The onset is near the step at which the warm-up reaches the peak."""
+    """The onset is near the step at which the warm-up reaches the peak. One leap after level rows is no warm-up."""
     if facts.focus is None:
         return NOT_ASKED
     rates = facts.series("lr").finite
@@ -317,6 +317,13 @@ def warmup_just_over(facts: Facts) -> Sign:
     top = int(np.argmax(rates.values >= 0.999 * rates.values.max()))
     end = int(rates.steps[top])
     rose = rates.values[top] > 2 * rates.values[0]
+    rises = np.diff(rates.values[: top + 1])
+    leap = int(np.argmax(rises)) if len(rises) else 0
+    if rose and leap >= FIRST_FEW and rises[leap] > 0.5 * (rates.values[top] - rates.values[0]):
+        at = int(rates.steps[leap + 1])
+        return so(
+            False, f"panel 2: LR leaps from {rates.values[leap]:.3g} to {rates.values[leap + 1]:.3g} at step {at}"
+        )
     near = -0.3 * end <= facts.onset - end <= max(0.5 * end, NEAR * facts.stride)
     return so(bool(rose and near), f"panel 2: warm-up ends at step {end}, the trouble begins at {facts.onset}")
 
