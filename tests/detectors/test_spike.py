@@ -200,6 +200,24 @@ def test_a_few_high_values_in_a_row_are_no_alarm() -> None:
     assert last is not None
     assert (last.severity, last.spoils_update) == (Severity.ALARM, False)
     assert str(last.note) == "loss stays high, 8 times in 8 steps"
+    assert last.lasts == MANY
+
+
+def test_a_high_value_some_way_before_is_no_part_of_the_stretch() -> None:
+    """One in fifty values is high by chance: that one is not the onset."""
+    detector = Spike()
+    state = detector.init()
+    random = np.random.default_rng(1)
+    for step, noise in enumerate((0.03 * random.standard_normal(400)).tolist()):
+        state = detector.learn(state, {"step": step, "loss": 3.0 * math.exp(noise)})
+    high, usual = math.exp(streaming.limit(state.stream, 5e-4)), math.exp(state.stream.level)
+    found = None
+    for step, loss in enumerate([high, *[usual] * 7, *[high] * 7], 400):
+        found = detector.look(state, row := {"step": step, "loss": loss})
+        state = detector.learn(state, row)
+    assert found is not None
+    assert str(found.note) == "loss stays high, 8 times in 15 steps"
+    assert found.lasts == 7
 
 
 @pytest.mark.parametrize(

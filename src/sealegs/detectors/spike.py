@@ -33,6 +33,9 @@ in the audit. Otherwise the beginning of a rise teaches an uncalibrated statisti
 MANY, OF = 8, 16
 """Eight high values of sixteen, each among the highest 2 % and their median above what was usual before, are an alarm,
 even if none is one alone."""
+HIGH = math.log(MANY / OF / streaming.LEVELS[-1])
+LOW = math.log((1 - MANY / OF) / (1 - streaming.LEVELS[-1]))
+"""How much likelier a high value, and one that is not, is in such a stretch than by chance, as logarithms."""
 STRICTER = 10.0
 """An uncalibrated statistic needs a p this many times smaller for one signal alone, or two surprises in a row; so does
 an alarm of a signal of both signs, whose tails are heavier: 2.5 values of t3 noise in 100k are then one, not 6.5."""
@@ -299,7 +302,7 @@ class Spike:
         found = self._finding(
             now, Severity.ALARM, value, limit, None, f"{self.signal} stays high, {count} times in {steps} steps"
         )
-        return replace(found, lasts=steps)
+        return replace(found, lasts=begun(state.high))
 
     def _changes_scale(self, now: Row) -> Finding:
         note = f"{self.signal} takes both signs: it is judged on a scale for both, after {YOUNG} steps to learn"
@@ -319,6 +322,21 @@ class Spike:
             spoils_update=False,
             note=note or f"{self.signal} spike",
         )
+
+
+def begun(high: int) -> int:
+    """How many of the last values belong to a stretch of high ones, by likelihood: a high value some way before it is
+    one of those that come by chance.
+
+    >>> begun(0b1111_1111), begun(0b10_0000_0111_1111), begun(0b1101_1011_0111)
+    (8, 7, 12)
+    """
+    rows, best, likely = 0, 0.0, 0.0
+    for back in range(high.bit_length()):
+        likely += HIGH if high >> back & 1 else LOW
+        if likely > best:
+            rows, best = back + 1, likely
+    return rows
 
 
 def heeding(state: SpikeState, now: Row) -> SpikeState:

@@ -119,6 +119,7 @@ def _turned(batch: Any) -> Any:
 
 def _of_data(experiment: Experiment) -> Iterator[Arm]:
     onset, oldest, before = experiment.onset, experiment.oldest, experiment.before()
+    jump = _jump_of(experiment)
     if before:
         yield Arm(
             name="other batches",
@@ -132,8 +133,9 @@ def _of_data(experiment: Experiment) -> Iterator[Arm]:
             name="older state",
             kind="with",
             cause="bad-data-batch",
-            does=f"the batches from step {onset} on, with the state of step {oldest}",
-            change=Change(first=onset, state_of=oldest),
+            does=f"the batches from step {onset} on, with the state of step {oldest}"
+            + (f" and the learning rate of step {jump.step - 1}" if jump is not None else ""),
+            change=Change(first=onset, state_of=oldest, lr=_without(jump)),
         )
     if repeated := experiment.repeated & set(range(oldest, experiment.window.stop)):
         yield Arm(
@@ -286,28 +288,47 @@ def is_garbage(experiment: Experiment, loss: float, cost: TokenSurprise, of_use:
 # The learning rate
 
 
-def _of_rates(experiment: Experiment) -> Iterator[Arm]:
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A sudden rise of the learning rate."""
+
+    step: int
+    before: float
+    after: float
+
+
+def _jump_of(experiment: Experiment) -> Jump | None:
+    """The first jump of the learning rate in the rows that are run again."""
     rates = {step: float(row["lr"]) for step, row in experiment.rows.items() if step < experiment.window.stop}
-    jumps = [step for step in rates if step >= experiment.oldest and rates[step] > JUMP * rates.get(step - 1, math.inf)]
-    if jumps:
-        jump = jumps[0]
-        before, factor = rates[jump - 1], rates[jump] / rates[jump - 1]
+    jumps = (step for step in rates if step >= experiment.oldest and rates[step] > JUMP * rates.get(step - 1, math.inf))
+    return next((Jump(step, rates[step - 1], rates[step]) for step in jumps), None)
+
+
+def _without(jump: Jump | None) -> Callable[[int, float], float]:
+    """The learning rate as it would be without a jump."""
+    return lambda step, lr: lr if jump is None or step < jump.step else jump.before
+
+
+def _of_rates(experiment: Experiment) -> Iterator[Arm]:
+    jump = _jump_of(experiment)
+    if jump is not None:
         yield Arm(
             name="rate from before",
             kind="without",
             cause="lr-discontinuity",
             asks="damage",
-            does=f"the learning rate of step {jump - 1} from step {jump} on, {before:.3g} instead of {rates[jump]:.3g}",
-            change=Change(first=jump, lr=lambda step, lr: before),
+            does=f"the learning rate of step {jump.step - 1} from step {jump.step} on, {jump.before:.3g} instead of "
+            f"{jump.after:.3g}",
+            change=Change(first=jump.step, lr=_without(jump)),
         )
-        if spare := [experiment.batches_of(step) for step in range(experiment.oldest, jump)]:
+        if spare := [experiment.batches_of(step) for step in range(experiment.oldest, jump.step)]:
             yield Arm(
                 name="rate elsewhere",
                 kind="with",
                 cause="lr-discontinuity",
                 asks="damage",
-                does=f"batches from before, the learning rate times {factor:.3g} as it was",
-                change=Change(first=jump, batches=lambda step, b: spare[step % len(spare)]),
+                does=f"batches from before, the learning rate times {jump.after / jump.before:.3g} as it was",
+                change=Change(first=jump.step, batches=lambda step, b: spare[step % len(spare)]),
             )
         return
     first = max(experiment.oldest, experiment.first - SLOWLY)
