@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,20 @@ def test_what_does_not_come_back_is_told(run: Path) -> None:
     assert wrong["moments"] == "0/bias.exp_avg has other values"
     assert wrong["learning rate"].endswith("and is 1.0")
     assert wrong["schedule"] == "was 25 and is 3"
+
+
+def test_of_a_place_in_the_data_only_what_differs_is_told(run: Path) -> None:
+    """As of a run with spoilt batches that is resumed without the fault."""
+    from sealegs.state.checkpoints import Checkpoints, StoredState
+    from sealegs.state.resume_audit import came_back
+
+    stored = Checkpoints(run / "checkpoints").load(25)
+
+    def at(**loader: int) -> StoredState:
+        return replace(stored, own={**stored.own, "data": {"next": 4, "loader": {"seed": 0, **loader}}})
+
+    told = came_back(at(place=4, spoilt_next_batch=4), at(place=5))["data position"]
+    assert told == "loader.place was 4 and is 5; loader.spoilt_next_batch was 4 and is not there"
 
 
 def problems(path: Path) -> dict[str, str | None]:

@@ -71,7 +71,8 @@ class Options:
     preset: Literal["demo", "x1", "seed-002"] | None = None
     """A whole run to start from."""
     resume: bool = False
-    """Go on with the run from its newest intact checkpoint, with the settings that it was started with."""
+    """Go on with the run from its newest healthy checkpoint, with the settings that it was started with. Faults of
+    `--inject` are given again."""
     tracker: Annotated[tuple[Literal["mlflow", "wandb", "tensorboard", "trackio"], ...], tyro.conf.UseAppendAction] = ()
     """Send the metrics to a tracker too; may be given several times."""
     notify: Annotated[str | None, tyro.conf.arg(metavar="WHERE")] = None

@@ -152,8 +152,28 @@ def _of(state: StoredState) -> Mapping[str, Any]:
     return state.own or state.plain
 
 
-def _differs(was: Any, now: Any) -> list[str]:
-    return [] if was == now else [f"was {was} and is {now}"]
+def _differs(was: Any, now: Any, name: str = "") -> list[str]:
+    """What is not as it was; of settings that are nested, those alone that differ.
+
+    >>> _differs({"epoch": 1, "loader": {"place": 4, "seed": 0}}, {"epoch": 1, "loader": {"place": 5, "seed": 0}})
+    ['loader.place was 4 and is 5']
+    >>> _differs({"next": 4}, {}), _differs(None, {})
+    (['next was 4 and is not there'], ['was None and is {}'])
+    """
+    if was == now:
+        return []
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        told = []
+        for key in sorted(was.keys() | now.keys(), key=str):
+            below = f"{name}.{key}" if name else str(key)
+            if key not in now:
+                told.append(f"{below} was {was[key]} and is not there")
+            elif key not in was:
+                told.append(f"{below} was not there and is {now[key]}")
+            else:
+                told += _differs(was[key], now[key], below)
+        return told
+    return [f"{name} was {was} and is {now}".lstrip()]
 
 
 def _frozen_differ(saved: StoredState, live: StoredState) -> dict[str, list[str]]:
