@@ -63,8 +63,10 @@ class UpdateDecision:
         return update
 
     def _tell_the_way(self, number: int) -> None:
-        """Which way updates are skipped, once it is chosen: what either costs, or why there was no choice. Again where it
-        is another one: an optimizer may show only in its first step that it counts on the host."""
+        """Which way updates are skipped, once it is chosen: what either costs, or why there was no choice.
+
+        Again where it is another one: an optimizer may show only in its first step that it counts on the host.
+        """
         if self._skip_way.way in (self._told_way, None):
             return
         self._told_way = self._skip_way.way
