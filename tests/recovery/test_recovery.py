@@ -344,7 +344,7 @@ def test_a_request_is_no_trouble_of_the_one_before(tmp_path: Path) -> None:
         guard.ask("lr", "0.5")
         train(guard, model, 90, loader=batches)
         assert read_ledger(tmp_path / "a")["pending"] == [  # type: ignore[index]
-            {"intervention": 1, "onset": 200, "is_asked": True, "in_incident": False}
+            {"intervention": 1, "onset": 200, "is_asked": True, "in_incident": False, "made": None}
         ]
     (told,) = events(tmp_path / "a", "outcome")
     assert (told["intervention"], told["result"], told["step"]) == (2, "nothing to help", 75)
