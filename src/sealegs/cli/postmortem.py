@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from sealegs.cli.check import place_of
+from sealegs.cli.run_names import place_of
 from sealegs.cli.output import say
 from sealegs.errors import ConfigError, SourceError
 from sealegs.readers.read import read
