@@ -473,7 +473,7 @@ def test_downtime_is_the_gap_before_a_resume_within_the_incident() -> None:
 
 
 def test_what_came_after_an_incident_that_no_event_closed_is_not_its_own() -> None:
-    """Without a playbook nothing closes an incident. A later skip is of another one, as is what a halt would have done."""
+    """Without a playbook nothing closes an incident: a later skip, or a halt in shadow mode, is of another one."""
     rows = [row(step, 7.0 if 100 <= step < 103 else 2.0) for step in range(700)]
     rows[130] |= {"loss": "NaN", "grad_norm": "NaN"}
     calm = {**INCIDENT, "end": 103, "peak": 100}

@@ -126,7 +126,7 @@ def during(met: Met, events: Sequence[Plain]) -> Sequence[Plain]:
 def _is_past(met: Met, event: Plain) -> bool:
     """Whether an event is of after an incident that no event closed: another one's alarm, or of a step after it."""
     is_another = event["kind"] == "alarm" and event.get("incident", met.number) != met.number
-    return is_another or event["step"] > met.course_end
+    return is_another or bool(event["step"] > met.course_end)
 
 
 def _skips(met: Met, events: Sequence[Plain]) -> list[Plain]:
