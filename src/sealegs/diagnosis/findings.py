@@ -20,6 +20,7 @@ from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, L
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.repeated import without_repeats
 from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
+from sealegs.diagnosis.curve.saw_tooth import is_of_the_tooth, saw_tooth
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
@@ -40,6 +41,9 @@ FEWEST_FALLING = 8
 """The fewest from which a curve that falls beyond doubt can."""
 GRADUAL, LITTLE = ("spike", "level_shift", "drift"), 0.06
 """Kinds of rises, and the height from which on one that stays calls for action."""
+SURE, NORMAL = 4.0, 1.4826
+"""Standard errors that a rise must be above the few rows before it to ask for an action, and what makes a median change
+a deviation."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
@@ -98,11 +102,12 @@ def look(
         done=interventions.done_in(run),
         kind=known,
     )
-    grave = _grave(findings, curve, found)
+    tooth = _tooth_of_all(run, curve, found)
+    grave = [] if tooth else _grave(findings, curve, found)
     cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
     damage = [incident for incident in grave if incident not in cleared]
     findings = replace(findings, cleared=cleared)
-    verdict, because = interventions.weighed(_verdict(findings, curve, found, damage), findings.done)
+    verdict, because = interventions.weighed(_verdict(findings, curve, found, damage, tooth), findings.done)
     if findings.standing and verdict == "healthy" and not known.loss_measures:
         because = ""  # how its first signals went is what stands
     if any(one.is_grave for one in findings.standing) and verdict != "act":
@@ -348,6 +353,19 @@ def _blind(findings: Findings) -> Problem | None:
     return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
 
 
+def _tooth_of_all(run: Run, curve: LossCurve, found: Sequence[Stretch]) -> str:
+    """The saw-tooth that all rises of a run are part of; empty if there is none."""
+    rises = [one for one in found if one.kind not in BENIGN]
+    tooth = saw_tooth(run, curve) if rises else None
+    return str(tooth) if tooth is not None and is_of_the_tooth(curve, tooth, rises) else ""
+
+
+def _is_nothing(run: Run, signal: str) -> bool:
+    """Whether a signal is exactly 0 wherever it was logged."""
+    values = run.written(signal).values if signal in run.signals else np.empty(0)
+    return len(values) > 0 and not values.any()
+
+
 def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> list[Incident]:
     """Incidents that call for action as far as the loss shows."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
@@ -358,7 +376,7 @@ def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> li
 
 
 def _verdict(
-    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident]
+    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident], tooth: str
 ) -> tuple[Health, str]:
     run, incidents, blind = findings.run, findings.incidents, _blind(findings)
     if damage:
@@ -367,6 +385,8 @@ def _verdict(
         return _by_first_signals(findings)
     if any(one.kind == "plateau" for one in found) and (guess := guessed(curve, vocabulary(run))):
         return "act", f"loss stands at ln {guess:,} from the first row to the last: it guesses among {guess:,}"
+    if blind is not None and _is_nothing(run, "loss") and _is_nothing(run, "grad_norm"):
+        return "act", f"loss and gradient norm are exactly 0 on all {len(curve.losses)} rows: nothing is learned"
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
@@ -377,6 +397,8 @@ def _verdict(
     doubtful = [it for it in incidents if it.kind not in BENIGN]
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
+    if tooth:
+        return "healthy", f"what rises does so in each period: {tooth}"
     if doubtful:
         changes = dict.fromkeys(announced_change(run, incident) or CLEARED for incident in findings.cleared)
         passed = []
@@ -436,10 +458,26 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
     is_over = (one.kind == "spike" and not one.is_open) or (one.kind != "resume_jump" and is_back)
     if one.kind in BENIGN or one.kind in WATCHED or is_blind:
         return False
+    if one.kind != "resume_jump" and _is_noise(curve, one):
+        return False
     if incident.trajectory == "divergent":
         return True
     has_level = not math.isnan(incident.pre_loss)  # else there is nothing that it shifted from
     return _is_lasting(curve, one) and has_level and not is_over
+
+
+def _is_noise(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a rise is no larger than the noise of its own rows, and of the few before it, makes likely: one low first
+    row, or the last dozen of a short log, show no level."""
+    begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
+    heights = heights_of(curve.losses[curve.finite])
+    before, within = heights[max(begin - AVERAGED, 0) : begin], heights[begin:end]
+    if not len(before) or len(within) < FEWEST:
+        return False
+    changes = np.abs(np.diff(heights[max(begin - USUAL, 0) : end]))
+    noise = float(np.median(changes)) * NORMAL / math.sqrt(2)
+    level = max(float(np.median(within)), float(np.median(within[-(len(within) // 3) :])))
+    return level - float(np.median(before)) < SURE * noise * math.sqrt(1 / len(before) + 1 / len(within))
 
 
 def _is_given_up(curve: LossCurve, one: Stretch) -> bool:
@@ -495,7 +533,13 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
     more = f"; and {len(apart) - MOST_NOTICES} more such leaps" if len(apart) > MOST_NOTICES else ""
     told = [str(leap) for leap in apart[:MOST_NOTICES]]
     leapt = (*told[:-1], told[-1] + more) if told else ()
-    slow = learns_by_heart(run, curve), (None if incidents else norm_rise(run, curve)), constant_scale(run)
+    tooth = saw_tooth(run, curve)
+    slow = (
+        None if tooth is None else str(tooth),
+        learns_by_heart(run, curve),
+        None if incidents else norm_rise(run, curve),
+        constant_scale(run),
+    )
     return (*leapt, *(text for text in slow if text))
 
 

@@ -38,6 +38,10 @@ NO_MEASURE = ("policy-gradient", "gan")
 LOSS_TELLS = ("pretraining", "fine-tuning", "diffusion", "vision", "supervised")
 """Kinds whose loss is their first signal."""
 
+TRAINED_BEFORE = ("fine-tuning", "preference")
+"""Kinds whose weights come from an earlier training. A beta2 of 0.999, no weight decay and hardly a warm-up are usual
+there in a few thousand steps, and the architecture is what it is."""
+
 FIRST: Mapping[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(LOSS_TELLS, (("loss",),)),
     "preference": (("loss",), ("preference_accuracy", "reward_margin")),
@@ -99,6 +103,21 @@ TRAINERS: tuple[tuple[re.Pattern[str], KindName], ...] = (
 """What trainers and their settings are called, in lower case; the first that fits."""
 FINE_TUNING = ("lora_r", "lora_alpha", "lora_rank", "lora", "peft", "adapter", "finetuning_type", "peft_config")
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts", "experts")
+ROUTERS = re.compile(r"(?:.*[._])?(?:router|gate|wg)(?:[._]weight)?|all-linear")
+"""Names of modules that route; ``gate_proj`` is part of an expert."""
+OF_ITS_TRAINER: tuple[tuple[frozenset[str], KindName], ...] = (
+    (frozenset(("completion_only_loss", "assistant_only_loss")), "fine-tuning"),
+    (frozenset(("base_model", "micro_batch_size")), "fine-tuning"),
+)
+"""Settings that only a trainer of answers has, whatever they are set to: TRL's SFT, Axolotl."""
+STAGES: Mapping[str, KindName] = {
+    "sft": "fine-tuning",
+    "dpo": "preference",
+    "kto": "preference",
+    "rm": "preference",
+    "ppo": "policy-gradient",
+}
+"""LLaMA-Factory's stages."""
 VISION = ("num_classes", "image_size", "img_size", "imgsz")
 DIFFUSION = ("num_train_timesteps", "noise_scheduler", "snr_gamma", "prediction_type", "beta_schedule")
 NOISED = ("loss_simple", "loss_vlb", "vb_loss", "min_snr", "denoising_loss", "flow_matching_loss")
@@ -152,6 +171,11 @@ class Kind:
     def first(self) -> tuple[str, ...]:
         """The signals by which it is judged first."""
         return tuple(dict.fromkeys(name for part in (self.name, *self.traits) for row in FIRST[part] for name in row))
+
+    @property
+    def is_trained_before(self) -> bool:
+        """Whether what is good practice in a long run from random weights is beside the point."""
+        return self.name in TRAINED_BEFORE
 
     @property
     def loss_measures(self) -> bool:
@@ -234,11 +258,20 @@ def _plain(name: str) -> str:
 
 def _traits(run: Run, settings: Mapping[str, object]) -> Iterator[Trait]:
     has_experts = any(isinstance(count := settings.get(name), int | float) and count > 1 for name in EXPERT_COUNTS)
+    has_experts = has_experts and not _routers_stand_still(settings)
     if has_experts or _logged(run, EXPERTS) or any(LOADS.fullmatch(_plain(name)) for name in run.signals):
         yield "moe"
     precision = " ".join(str(settings.get(name, "")) for name in ("dtype", "precision", "mixed_precision", "fp8"))
     if _logged(run, LOW_PRECISION) or any(word in precision.lower() for word in ("fp8", "mxfp", "nvfp4", "float8")):
         yield "low-precision"
+
+
+def _routers_stand_still(settings: Mapping[str, object]) -> bool:
+    """Whether an adapter is trained that has no part in a router: then no load can collapse by what is learned."""
+    named = [settings.get("target_modules"), settings.get("modules_to_save") or []]
+    if not all(isinstance(names, list) for names in named) or not named[0]:
+        return False
+    return not any(ROUTERS.fullmatch(str(name)) for names in named if isinstance(names, list) for name in names)
 
 
 def _name(run: Run, curve: LossCurve, settings: Mapping[str, object]) -> tuple[KindName, str]:
@@ -288,11 +321,15 @@ def _by_columns(names: Mapping[str, str]) -> tuple[KindName, str] | None:
 
 
 def _by_settings(settings: Mapping[str, object]) -> tuple[KindName, str] | None:
+    if "finetuning_type" in settings and (stage := STAGES.get(str(settings.get("stage")))):
+        return stage, f"its stage is {settings['stage']}"
     kinds: tuple[tuple[tuple[str, ...], KindName], ...]
     kinds = ((DIFFUSION, "diffusion"), (FINE_TUNING, "fine-tuning"), (VISION, "vision"))
     for names, kind in kinds:
         if told := [name for name in names if settings.get(name) not in (None, "", 0, "None", "none", "full")]:
             return kind, f"its settings have {told[0]}"
+    if trainer := next(((keys, kind) for keys, kind in OF_ITS_TRAINER if keys <= settings.keys()), None):
+        return trainer[1], f"its settings have {min(trainer[0])}"
     return None
 
 

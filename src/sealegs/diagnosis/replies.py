@@ -37,7 +37,7 @@ def margins(facts: Facts) -> Reply:
     """Question 0: the stability margins that the settings lack."""
     if not facts.known.values:
         return Reply(UNKNOWN, "the log does not say with which settings the run was made", ("the settings",))
-    gone = list(missing_margins(facts.known))
+    gone = list(missing_margins(facts.known, is_trained_before=facts.findings.kind.is_trained_before))
     if not gone:
         return Reply(YES, f"nothing to object to in {len(facts.known.values)} settings")
     return Reply(NO, f"{len(gone)} missing: " + "; ".join(gone))
