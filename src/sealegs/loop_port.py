@@ -123,7 +123,7 @@ class LoopPort(Observer):
         if options.largest_logit is not None:
             if not options.telemetry.sample_every:
                 raise ConfigError(
-                    f"attention_logit={options.largest_logit:g}: only sampled steps look at logits, and none are sampled"
+                    f"attention_logit={options.largest_logit:g}: only sampled steps look at logits, and there are none"
                 )
             attentions_of(model)
         checkpointing = options.checkpointing
