@@ -80,7 +80,7 @@ def written_from_outside(folder: Path, *, to: int = 300, events: Rows = [], **mo
 def test_a_weight_that_breaks_after_finite_or_skipped_updates_is_no_updates_doing(
     is_skipped: bool, tmp_path: Path
 ) -> None:
-    more = {"grad_norm": math.nan} if is_skipped else {}
+    more: dict[str, Any] = {"grad_norm": math.nan} if is_skipped else {}
     events = [rejected(209, signal="grad_norm")] if is_skipped else []
     found = written_from_outside(tmp_path / "a", events=events, **more)
     assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("corrupt-weight", "hypothesis")
