@@ -7,7 +7,8 @@ The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (p
 `finetunes.csv` fine-tunes with gradient norms. Each names the repository and the path of a log; the logs themselves are
 their authors', so fetch them into FOLDER under the name in `file`: of a fine-tune a folder, with the
 `trainer_state.json` and the settings that lie beside it. Halves are by repository: rules were made with the first in
-view, and the second is only counted, so `--each` is of the first alone. All of `fresh.csv` is of the second.
+view, and since 2026-11-19 with both of `kinds.csv` and `logs.csv`. The second of the others is only counted, so
+`--each` says nothing of it. All of `fresh.csv` is of the second.
 
 `--live` also shows the rows of what a person saw no trouble in (class healthy: data that are learned by heart are no
 trouble of an update) to the live detectors, one after the other.
@@ -39,6 +40,8 @@ from sealegs.errors import SealegsError
 from sealegs.readers.read import read
 
 LABELS = Path(__file__).with_name("labels")
+OPENED = ("kinds", "logs")
+"""Labels of which both halves are in view."""
 SAID = ("healthy", "watch", "act", "unknown", "refused")
 NEXT = {("healthy", "watch"), ("watch", "act"), ("unknown", "healthy"), ("unknown", "watch")}
 """Verdicts between which a person who was not sure might have chosen."""
@@ -244,7 +247,7 @@ def main() -> None:
     words.add_argument("folder", type=Path)
     words.add_argument("--labels", choices=("kinds", "logs", "fresh", "finetunes"), default="kinds")
     words.add_argument("--half", choices=("tune", "report", "both"), default="both")
-    words.add_argument("--each", action="store_true", help="a line for each log of the half to tune on that is wrong")
+    words.add_argument("--each", action="store_true", help="a line for each log that is wrong, of those in view")
     words.add_argument("--live", action="store_true", help="also what the live detectors make of calm ones")
     chosen = words.parse_args()
     with (LABELS / f"{chosen.labels}.csv").open(newline="") as file:
@@ -261,8 +264,9 @@ def main() -> None:
         runs = [rows_of(there[one.file]) for one in seen if one.stride <= 1 and not one.skips]
         print("", live_report(seen), "", recall_report(runs), "", sep="\n")
     for each in answers:
-        if chosen.each and each.label["half"] == "tune" and not (each.is_right and all(each.found)):
-            label = each.label
+        label = each.label
+        is_in_view = label["half"] == "tune" or chosen.labels in OPENED
+        if chosen.each and is_in_view and not (each.is_right and all(each.found)):
             reason = label.get("cause") or label.get("remark", "")
             wanted = f"{label['verdict']} ({reason}, {label['confidence']})"
             print(f"{label['file']}: {wanted}, said {each.verdict}: {each.why}")

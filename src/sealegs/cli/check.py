@@ -9,7 +9,7 @@ import tyro
 
 from sealegs.cli.output import show, show_json
 from sealegs.cli.run_names import place_of
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from sealegs.diagnosis.contract import Advised, Diagnosis, Tried
@@ -114,9 +114,11 @@ def check(
     from sealegs.readers.read import read
 
     attempts = [attempt for words in tried for attempt in _tried(words)]  # a wrong word is told before the log is read
-    log = read(place_of(source), metrics=metrics, pattern=pattern)
+    log = read(place_of(source), metrics=metrics, pattern=pattern, needs_loss=False)
     run = with_settings(log.run, settings)
     found = look(run, rules=rules, kind=kind)
+    if {"loss", "reward"}.isdisjoint(run.signals) and not found.judged:
+        raise SourceError(f"{source}: {log.remarks[0]}")
     findings = replace(found, advised=advised(run, found.kind), tried=tuple(attempts))
     return diagnose(findings, source=source, format=log.format, rules=rules, mapping=log.mapping, remarks=log.remarks)
 

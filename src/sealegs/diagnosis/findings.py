@@ -15,7 +15,7 @@ from sealegs.diagnosis.columns.judged import begun_first, judged
 from sealegs.diagnosis.contract import ColumnFinding, Findings, Health, Problem, Standing
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
-from sealegs.diagnosis.curve.held_out import learns_by_heart
+from sealegs.diagnosis.curve.held_out import goes_on_falling, learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.repeated import without_repeats
@@ -24,6 +24,7 @@ from sealegs.diagnosis.curve.saw_tooth import is_of_the_tooth, saw_tooth
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
+from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
 from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
@@ -54,6 +55,11 @@ GIVEN_UP = "the attempt in which it happened was given up, and the last one has 
 CLEAR = math.log(2.0)
 """A leap of one row that the live statistic has no say in, and twice that of two rows: a hard batch leaps by less, and
 comes alone."""
+NO_WORSE = (
+    "the held-out loss has gone on falling: harder data, or a loss that is made up otherwise, look so, and no damage"
+)
+QUARTER_MORE = 1.25
+"""Times the loss before, up to which a rise is small enough for that."""
 FALLING = 3
 """Rows that are the loss before where there are no ten."""
 LEAD = 4
@@ -174,7 +180,9 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
         return sorted(broken + live_statistic.by_the_book(curve))
     grown = risen(run, curve)
     surprising = [
-        one for one in live_statistic.surprising(run, curve, most_folded) if not is_as_before(curve, one.first)
+        one
+        for one in live_statistic.surprising(run, curve, most_folded)
+        if not is_as_before(curve, one.first) and not _is_one_batch(curve, one)
     ]
     judged_from = live_statistic.judges_from(curve)
     sudden = [
@@ -204,6 +212,15 @@ def _if_held(run: Run, curve: LossCurve, one: Stretch) -> Stretch:
     is_spoilt = np.isinf(beside(run, curve, "param_norm")[here])
     is_spoilt |= np.isin(beside(run, curve, "params_finite")[here], (0.0, np.inf))
     return one._replace(is_held=is_skipped and not is_spoilt.any())
+
+
+def _is_one_batch(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a single row is a little higher than those beside it: a batch that is harder than most."""
+    row = one.first
+    beside = _finite(np.concatenate([curve.losses[max(row - AVERAGED, 0) : row], curve.losses[row + 1 :][:AVERAGED]]))
+    if one.kind != "spike" or row != one.last or row == len(curve.losses) - 1 or not len(beside) or beside.min() <= 0:
+        return False
+    return bool(curve.losses[row] < math.exp(SMALLEST) * np.median(beside))
 
 
 def _by_attempt(curve: LossCurve, one: Stretch) -> Iterator[Stretch]:
@@ -388,7 +405,14 @@ def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> li
     is_blind = _blind(findings) is not None or not findings.kind.loss_measures
     pairs = zip(found, findings.incidents, strict=True)
     asking = [(one, it) for one, it in pairs if _asks_for_action(curve, one, it, last, is_blind=is_blind)]
+    asking = [(one, it) for one, it in asking if not _is_no_worse(findings.run, it)]
     return [it for one, it in asking if one.kind not in GRADUAL or not _is_little(curve, one)]
+
+
+def _is_no_worse(run: Run, incident: Incident) -> bool:
+    """Whether it is a small rise of the training loss alone: the model gets better on data that are always the same."""
+    is_small = 0 < incident.peak_loss <= QUARTER_MORE * incident.pre_loss
+    return incident.kind in ("level_shift", "drift") and is_small and goes_on_falling(run, incident.start)
 
 
 def _verdict(
@@ -406,11 +430,15 @@ def _verdict(
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
+    if "loss" not in run.signals:
+        return "unknown", "no column looks like a training loss; say which it is: --metric loss=NAME"
     rows = curve.parts[-1]
     if len(rows) < FEWEST_POINTS and (incidents or not _falls(curve.losses[rows])):
         attempt = " of the last attempt" if len(curve.parts) > 1 else ""
         return "unknown", f"{len(rows)} losses{attempt} are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
+    if doubtful and all(_is_no_worse(run, it) for it in doubtful):
+        return "healthy", f"{_told(doubtful)}; but {NO_WORSE}"
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
     if tooth:
@@ -441,6 +469,8 @@ def _falls(losses: Floats) -> bool:
 def _by_first_signals(findings: Findings) -> tuple[Health, str]:
     """The verdict on a run whose loss measures nothing, where nothing calls for action; what stands is told besides."""
     told = [text for name in findings.kind.first if (text := in_words(findings.run, name))]
+    if not told and has_learned(findings.run):
+        told = [in_words(findings.run, "reward", fewest=FEWEST_RISING)]
     doubtful = _counting(findings.incidents, findings.kind)
     if doubtful:
         return "watch", _told(doubtful)
@@ -469,7 +499,7 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
         return (one.is_open and not one.is_held) or one.last - one.first + 1 >= IN_A_ROW
     if one.kind == "overflow":
         return one.is_open or incident.trajectory == "divergent"
-    deviation = 2 * (incident.limit - incident.usual)
+    deviation = 0.0 if math.isnan(incident.limit) else 2 * (incident.limit - incident.usual)
     is_back = last <= incident.pre_loss + deviation / math.sqrt(AVERAGED)  # a mean of so many rows is known to this
     is_over = (one.kind == "spike" and not one.is_open) or (one.kind != "resume_jump" and is_back)
     if one.kind in BENIGN or one.kind in WATCHED or is_blind:

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, LossCurve
+from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
 from sealegs.errors import ConfigError
 from sealegs.record.manifest import dotted
 from sealegs.record.run import Run
@@ -86,8 +87,8 @@ POLICY = (
 )
 """Signals of a policy. One alone may be of something else."""
 ACTOR = re.compile(
-    r"(?:.*_)?(?:(value|policy|actor|critic|td|vf|pg|qf\d?|surrogate|policy_gradient|value_function|ent_coef)_loss"
-    r"|loss_(?:pi|vf?|qf?)|(explained_var(?:iance)?)|(ep(?:isode)?_len(?:gth)?)(?:_mean)?|(advantages?)(?:_mean)?)"
+    r"(?:.*_)?(?:(value|policy|actor|critic|td|vfn?|pg|qf\d?|surrogate|policy_gradient|value_function|ent_coef)_loss"
+    r"|loss_(?:pi|vf?|qf?)|(explained_var(?:iance)?)|(ep(?:isode)?_?len(?:gth)?)(?:_?mean)?|(advantages?)(?:_mean)?)"
 )
 """Names of columns that agents have: two of them are enough where there is no reward."""
 EXPERTS = ("expert_load", "expert_violation", "dead_expert_share", "router_entropy", "router_balance_loss")
@@ -143,6 +144,12 @@ LOADS = re.compile(
     r"(?:.*_)?(?:moe|experts?_(?:load|util\w*|usage|tokens|balance)|tokens_per_expert|dead_experts?)(?:_.*)?"
 )
 """Names of columns about experts, whatever they say."""
+ENVIRONMENT = frozenset(("episode", "episodes", "ep", "eplen", "epcount", "timestep", "timesteps", "env"))
+"""Words in the names of columns of a policy that acts in an environment."""
+HELD_OUT = frozenset(("eval", "val", "valid", "validation", "test", "heldout", "holdout", "evaluation"))
+OF_COMPLETIONS = ("completion_length", "cut_share", "zero_spread_share")
+"""Signals of a policy that writes texts."""
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 VALUES = re.compile(r"explor|epsilon|q_?val|td_?(loss|err)|ent_coef|critic_loss|actor_loss|qf\d?_|q_loss|alpha_loss")
 """Names of columns of a policy that is read off learned values: it has neither an entropy nor a divergence to log."""
 
@@ -208,10 +215,33 @@ def kind_of(run: Run, curve: LossCurve, said: str | None = None) -> Kind:
         name, because = _name(run, curve, settings)
     traits = tuple(dict.fromkeys((*traits, *_traits(run, settings))))
     rows = [row for part in (name, *traits) for row in FIRST[part]]
-    if name == "policy-gradient" and any(map(VALUES.search, map(str.lower, run.signals))):
+    reads_values = any(map(VALUES.search, map(str.lower, run.signals)))
+    if name == "policy-gradient" and (reads_values or _reward_tells(run)):
         rows.remove(FIRST[name][1])
     missing = [" or ".join(row[:3]) for row in rows if not any(_has(run, signal) for signal in row)]
     return Kind(name=name, traits=traits, because=because, missing=tuple(dict.fromkeys(missing)))
+
+
+def _reward_tells(run: Run) -> bool:
+    """Whether a reward that has risen is enough to say that a policy is well.
+
+    That of an environment is what is wanted. That of a scorer stands for it, and a policy can please a scorer without
+    doing what is meant: its entropy or divergence would show, or what is measured on held-out data.
+    """
+    words = {name: set(_plain(_CAMEL.sub("_", name)).split("_")) for name in run.signals}
+    if not has_learned(run):
+        return False
+    if not _logged(run, OF_COMPLETIONS) and any(ENVIRONMENT & these for these in words.values()):
+        return True
+    return any(HELD_OUT & these and _moves(run, name) for name, these in words.items())
+
+
+def _moves(run: Run, signal: str) -> bool:
+    """Whether a signal was measured often enough, and is no setting."""
+    if not run.has_numbers(signal):
+        return False
+    values = run.series(signal)[1]
+    return len(values) >= FEWEST_RISING and bool(values.min() < values.max())
 
 
 def vocabulary(run: Run) -> float | None:
