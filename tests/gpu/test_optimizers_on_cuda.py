@@ -59,7 +59,7 @@ def test_a_skip_leaves_every_bit(name: str, asked: str, tmp_path: Path) -> None:
     if case.way == "device":
         assert [each["way"] for each in said] == [asked]
     elif case.way == "host" and asked == "device":
-        assert [each["way"] for each in said] == ["host"]
-    gated = run.column("gate_closed")
-    on_device = (gated == gated).sum() if gated is not None else 0  # NaN where the host has decided
+        assert said[-1]["way"] == "host"  # some show only in their first step that they count on the host
+    is_gated = "gate_closed" in run.signals
+    on_device = run.logged("gate_closed").sum() if is_gated else 0  # not logged where the host has decided
     assert (on_device > STEPS // 2) == waits_for_none
