@@ -433,6 +433,33 @@ def test_gradients_that_grow_to_a_size_that_the_run_has_learned_with_are_no_dama
     assert look(run(loss, created="", **logged)).verdict == "watch"
 
 
+@pytest.mark.parametrize("begins_with", [0.0, 3.0])
+def test_gradients_of_the_first_steps_excuse_no_loss_that_rises_on_with_its_gradients(begins_with: float) -> None:
+    """Silent divergence: every run begins with large gradients, and this says nothing about its last ones."""
+    rows = 2500
+    steps = np.arange(rows)
+    late = np.clip(steps - 1700, 0, None) / 800
+    loss = falling(rows) * (1 + 0.3 * late)
+    logged = {**witnessed(loss), "grad_norm": (0.4 + begins_with / (1 + steps / 50)) * (1 + 4 * late)}
+    found = look(run(loss, created="", **logged))
+    assert (found.verdict, found.cleared) == ("act", ()), found.because
+    assert "halve the LR" in diagnose(found, source="", format="").first_action
+
+
+def test_a_cleared_rise_whose_gradients_grow_is_not_said_to_show_nothing() -> None:
+    """The decision tree says of the same run that its gradients rise: both are right, and neither decides."""
+    rows = 2500
+    late = np.clip(np.arange(rows) - 1700, 0, None) / 800
+    loss = falling(rows) * (1 + 0.3 * late)
+    logged = {**witnessed(loss), "grad_norm": 0.4 + 0.6 * late}
+    found = look(run(loss, created="", **logged))
+    diagnosis = diagnose(found, source="", format="")
+    assert [(it.question, it.answer) for it in diagnosis.path][-1] == ("Q4.4", "yes")
+    assert (found.verdict, "gradients have grown" in found.because) == ("watch", True), found.because
+    assert diagnosis.first_action.startswith("Leave the weights alone for now, and find out whether the data")
+    assert "if nothing changed, reload the last checkpoint before step" in diagnosis.first_action
+
+
 @pytest.mark.parametrize(("higher", "verdict"), [(0.2, "watch"), (0.5, "act")])
 def test_a_shift_is_over_where_the_loss_ends_at_the_level_before_give_or_take_a_standard_error(
     higher: float, verdict: str

@@ -21,7 +21,7 @@ from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.repeated import without_repeats
 from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
-from sealegs.diagnosis.damage import announced_change, is_cleared
+from sealegs.diagnosis.damage import is_cleared, why_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
@@ -42,7 +42,6 @@ GRADUAL, LITTLE = ("spike", "level_shift", "drift"), 0.06
 """Kinds of rises, and the height from which on one that stays calls for action."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
-CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
 GIVEN_UP = "the attempt in which it happened was given up, and the last one has not come past that step yet"
 CLEAR = math.log(2.0)
@@ -378,7 +377,7 @@ def _verdict(
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
     if doubtful:
-        changes = dict.fromkeys(announced_change(run, incident) or CLEARED for incident in findings.cleared)
+        changes = dict.fromkeys(why_cleared(findings, incident) for incident in findings.cleared)
         passed = []
         if all(_is_given_up(curve, one) for one in found if one.kind not in BENIGN):
             is_past = all(_is_overcome(curve, one) for one in found if one.kind not in BENIGN)

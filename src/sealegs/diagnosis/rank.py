@@ -21,7 +21,7 @@ import numpy as np
 from sealegs.diagnosis import interventions, statements
 from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, Test, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis, Statement
-from sealegs.diagnosis.damage import announced_change
+from sealegs.diagnosis.damage import announced_change, gradients_have_grown
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import RULES, onsets
 from sealegs.diagnosis.incident_order import gravity
@@ -62,6 +62,12 @@ CHANGED = (
     "{step} on purpose, announce it there next time (`guard.announce`); if not, compare the batches before and after."
 )
 """The action where the loss rose and nothing else did."""
+CHANGED_OR_DIVERGED = (
+    "Leave the weights alone for now, and find out whether the data, the task or the parts of the loss changed about step "
+    "{step}: gradients have grown with the loss, as harder data make them. If it was on purpose, announce it there next "
+    "time (`guard.announce`); if nothing changed, reload the last checkpoint before step {step}, halve the LR."
+)
+"""The action where the loss rose and gradients did, too."""
 LOOK_INTO = "Look into what the loss does not show: {text}."
 """The action where a finding beside the loss stands."""
 SPLITS = (
@@ -310,7 +316,10 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     if facts.findings.verdict == "watch" and facts.findings.cleared:
         rise = min(facts.findings.cleared, key=gravity)
         change = announced_change(facts.run, rise)
-        return f"Leave it: {change}." if change else CHANGED.format(step=rise.start)
+        if change:
+            return f"Leave it: {change}."
+        has_grown = gradients_have_grown(facts.findings, rise)
+        return (CHANGED_OR_DIVERGED if has_grown else CHANGED).format(step=rise.start)
     top = likely[0]
     if facts.findings.verdict == "healthy" and "metric" in top.card.explains and not _in_two_units(facts):
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."
