@@ -457,7 +457,7 @@ def test_a_cleared_rise_whose_gradients_grow_is_not_said_to_show_nothing() -> No
     assert [(it.question, it.answer) for it in diagnosis.path][-1] == ("Q4.4", "yes")
     assert (found.verdict, "gradients have grown" in found.because) == ("watch", True), found.because
     assert diagnosis.first_action.startswith("Leave the weights alone for now, and find out whether the data")
-    assert "if nothing changed, reload the last checkpoint before step" in diagnosis.first_action
+    assert "if not, reload the last checkpoint before step" in diagnosis.first_action
 
 
 @pytest.mark.parametrize(("higher", "verdict"), [(0.2, "watch"), (0.5, "act")])

@@ -63,9 +63,9 @@ CHANGED = (
 )
 """The action where the loss rose and nothing else did."""
 CHANGED_OR_DIVERGED = (
-    "Leave the weights alone for now, and find out whether the data, the task or the parts of the loss changed about step "
-    "{step}: gradients have grown with the loss, as harder data make them. If it was on purpose, announce it there next "
-    "time (`guard.announce`); if nothing changed, reload the last checkpoint before step {step}, halve the LR."
+    "Leave the weights alone for now, and find out whether the data, the task or the parts of the loss changed about "
+    "step {step} on purpose: gradients have grown with the loss, as harder data make them. If so, announce it there "
+    "next time (`guard.announce`); if not, reload the last checkpoint before step {step}, halve the LR."
 )
 """The action where the loss rose and gradients did, too."""
 LOOK_INTO = "Look into what the loss does not show: {text}."
