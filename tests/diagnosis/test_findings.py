@@ -460,6 +460,39 @@ def test_a_cleared_rise_whose_gradients_grow_is_not_said_to_show_nothing() -> No
     assert "if not, reload the last checkpoint before step" in diagnosis.first_action
 
 
+def test_an_overflow_is_listed_once() -> None:
+    """The live statistic sees it last ten steps longer than the history of the loss scale."""
+    steps = np.arange(400)
+    broken = np.isin(steps, [200, 201, 202, 230, 260, 290]) | ((steps >= 300) & (steps <= 325))
+    norms = np.where(broken, np.nan, 0.5 * np.exp(0.1 * noise("Gaussian", 400, 1)))
+    finite = np.where(broken, 0.0, 1.0)
+    found = look(
+        run(falling(400), created="now", grad_norm=norms, grads_finite=finite, loss_scale=np.full(400, 65536.0))
+    )
+    assert [(it.kind, it.start) for it in found.incidents] == [("overflow", 200)]
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [(None, True), (1.0, True), (65536.0, False)])
+def test_infinite_gradient_norms_without_a_scaler_are_told_beside_a_healthy_loss(
+    scale: float | None, is_told: bool
+) -> None:
+    """A loss scale of 1 is none. A scaler's overflows are as they should be."""
+    norms = 0.5 * np.exp(0.1 * noise("Gaussian", 2000, 1))
+    norms[[5, 900, 1300, 1500]] = np.inf  # the first is of a scaler that looks for its scale, logged or not
+    logged = {"grad_norm": norms} | ({} if scale is None else {"loss_scale": np.full(2000, scale)})
+    if scale == 65536.0:
+        for at in (5, 900, 1300, 1500):
+            logged["loss_scale"][at + 1 :] /= 2
+    found = look(run(falling(2000), **logged))
+    assert found.verdict == "healthy"
+    told = "gradient norm infinite in 3 of 2000 rows, the first at step 900"
+    assert (told in found.because, "nothing out of the ordinary in the loss" in found.because) == (is_told, is_told)
+    action = diagnose(found, source="", format="").first_action
+    assert action.startswith("Leave it"), action
+    precision = replace(found.run.manifest, dtype="fp16")
+    assert "infinite" not in look(replace(found.run, manifest=precision)).because
+
+
 @pytest.mark.parametrize(("higher", "verdict"), [(0.2, "watch"), (0.5, "act")])
 def test_a_shift_is_over_where_the_loss_ends_at_the_level_before_give_or_take_a_standard_error(
     higher: float, verdict: str

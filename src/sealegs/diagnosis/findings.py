@@ -17,7 +17,7 @@ from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.held_out import learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
-from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
+from sealegs.diagnosis.curve.norm_leaps import norm_breaks, norm_leaps, norm_rise
 from sealegs.diagnosis.curve.repeated import without_repeats
 from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
@@ -206,7 +206,9 @@ def _overlap(one: Stretch, other: Stretch) -> bool:
 
 def _is_within(one: Stretch, other: Stretch) -> bool:
     """Whether it is another's doing: at no row that is not the other's, and of its kind, unless the other is not
-    finite, from which anything follows."""
+    finite, from which anything follows. An overflow that the live statistic saw last longer is the same overflow."""
+    if one.kind == other.kind == "overflow":
+        return _overlap(one, other)
     is_alike = other.kind in (one.kind, "nonfinite")
     return is_alike and other.first <= one.first and one.last <= other.last
 
@@ -495,7 +497,7 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
     told = [str(leap) for leap in apart[:MOST_NOTICES]]
     leapt = (*told[:-1], told[-1] + more) if told else ()
     slow = learns_by_heart(run, curve), (None if incidents else norm_rise(run, curve)), constant_scale(run)
-    return (*leapt, *(text for text in slow if text))
+    return (*leapt, *(text for text in (norm_breaks(run, curve, spans), *slow) if text))
 
 
 def _ends(curve: LossCurve) -> tuple[float, float]:

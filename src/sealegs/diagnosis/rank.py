@@ -351,9 +351,7 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
             so_far = "Leave it, the loss is back" if facts.is_over else "Leave it for now, and look again in 200 steps"
             return f"{so_far}; to know more the next time, {signals}."
         test = top.hypothesis.next_test or signals
-        parts.append(
-            "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"
-        )
+        parts.append(_before_the_test(facts, likely) if not parts else "then find out")
         parts[-1] += f": {test}"
     elif top.card.name in LEAVE_IT:  # the run asks for an action, and to leave it is none
         parts.append(f"find out: {top.hypothesis.next_test}")
@@ -366,6 +364,14 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         parts.append(f"find out: {top.hypothesis.next_test or 'what else changed about the onset'}")
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."
+
+
+def _before_the_test(facts: Facts, likely: Sequence[Weighed]) -> str:
+    """How a test is called for that nothing goes before."""
+    if facts.is_over:
+        return "leave it, the loss is back; find out"
+    is_well = facts.findings.verdict == "healthy" and not _beside_the_loss(facts, likely) and not _end(facts)
+    return "leave it, nothing asks for an action; to know more" if is_well else "find out"
 
 
 def _is_of_the_loader(facts: Facts, top: Weighed) -> bool:

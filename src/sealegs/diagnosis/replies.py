@@ -38,6 +38,8 @@ def margins(facts: Facts) -> Reply:
     if not facts.known.values:
         return Reply(UNKNOWN, "the log does not say with which settings the run was made", ("the settings",))
     gone = list(missing_margins(facts.known))
+    if not gone and facts.known.values.keys() == {"dtype"}:  # a column of the log says so much
+        return Reply(UNKNOWN, "of the settings the log says the precision alone", ("the settings",))
     if not gone:
         return Reply(YES, f"nothing to object to in {len(facts.known.values)} settings")
     return Reply(NO, f"{len(gone)} missing: " + "; ".join(gone))
