@@ -217,7 +217,7 @@ def _leap(curve: RateCurve) -> int | None:
 
 
 def _comes_up_again(curve: RateCurve) -> bool:
-    """Whether the last way of the rate is up, after one down: the last low is far below the end, which is the top since.
+    """Whether the last way of the rate is up, after one down: the last low is far below the end, the top since then.
 
     A periodic schedule has several lows, and any place before the end may be one of its tops.
     """
