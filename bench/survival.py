@@ -2,6 +2,7 @@
 
     python bench/survival.py [--keep FOLDER] [--out PREFIX] [--runs FILE.jsonl]
     python bench/survival.py --device cuda --size x1 --tokens TOKENS.npy --fork 300 --after 1000 --seeds 501 ...
+    python bench/survival.py --optimizer muon --rules Sealegs --cases LR random shifted NaN bit q,
 
 One run a seed is trained to the fork; every cell (seed, case, rule) is a branch of it: same model, seed and data order.
 The gap is the evaluation loss at the same step number less that of the branch that has no fault and is only clipped;
@@ -142,6 +143,7 @@ def arguments() -> argparse.Namespace:
     words.add_argument("--fork", type=int, default=Plan.fork)
     words.add_argument("--after", type=int, default=Plan.after)
     words.add_argument("--compile", action="store_true")
+    words.add_argument("--optimizer", default=Plan.optimizer, choices=["adamw", "muon"])
     words.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     words.add_argument("--rules", nargs="+", default=list(ALL_RULES), choices=ALL_RULES)
     words.add_argument("--cases", nargs="+", default=[""], help="words in the names of faults and controls")
@@ -157,7 +159,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Run what is missing, and print."""
     chosen = arguments()
-    names = ("size", "device", "tokens", "batch", "fork", "after", "compile")
+    names = ("size", "device", "tokens", "batch", "fork", "after", "compile", "optimizer")
     plan = Plan(**{name: getattr(chosen, name) for name in names})
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,12 +1,17 @@
 """What `sealegs check` says of public logs, against what a person said who looked at every column.
 
-    python bench/verdicts.py FOLDER [--labels kinds|logs|fresh] [--half tune|report|both] [--each]
+    python bench/verdicts.py FOLDER [--labels kinds|logs|fresh|finetunes] [--half tune|report|both] [--each] [--live]
 
 The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (policies, pairs, experts, two networks),
-`logs.csv` logs of all kinds with the ranges of their events, `fresh.csv` more, gathered when the rules were made.
-Each names the repository and the path of a log; the logs themselves are their authors', so fetch them into FOLDER under
-the name in `file`. Halves are by repository: rules were made with the first in view, and the second is only counted, so
-`--each` is of the first alone. All of `fresh.csv` is of the second.
+`logs.csv` logs of all kinds with the ranges of their events, `fresh.csv` more, gathered when the rules were made,
+`finetunes.csv` fine-tunes with gradient norms. Each names the repository and the path of a log; the logs themselves are
+their authors', so fetch them into FOLDER under the name in `file`: of a fine-tune a folder, with the
+`trainer_state.json` and the settings that lie beside it. Halves are by repository: rules were made with the first in
+view, and since 2026-11-19 with both of `kinds.csv` and `logs.csv`. The second of the others is only counted, so
+`--each` says nothing of it. All of `fresh.csv` is of the second.
+
+`--live` also shows the rows of what a person saw no trouble in (class healthy: data that are learned by heart are no
+trouble of an update) to the live detectors, one after the other.
 
 Right is the same verdict, or the next one where the person was not sure; a log that cannot be read is wrong. An
 incident that overlaps a labelled range finds it, edges within a few logged points. False incidents are those of logs
@@ -15,6 +20,7 @@ that a person called healthy and in which nothing was marked.
 
 import argparse
 import csv
+import math
 import sys
 import time
 from collections import Counter
@@ -26,11 +32,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.check import NO_EVENT, is_found, share, table
+from bench.detection.measures import poisson
 
+from sealegs import judge
 from sealegs.cli.check import check
 from sealegs.errors import SealegsError
+from sealegs.readers.read import read
 
 LABELS = Path(__file__).with_name("labels")
+OPENED = ("kinds", "logs")
+"""Labels of which both halves are in view."""
 SAID = ("healthy", "watch", "act", "unknown", "refused")
 NEXT = {("healthy", "watch"), ("watch", "act"), ("unknown", "healthy"), ("unknown", "watch")}
 """Verdicts between which a person who was not sure might have chosen."""
@@ -117,6 +128,109 @@ def report(answers: Sequence[Scored]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the live detectors would have made of a healthy run."""
+
+    file: str
+    stride: int
+    """Steps from one row to the next: only with 1 did the detectors see what they would have seen live."""
+    rows: int
+    skips: tuple[int, ...]
+    """Steps whose update they would have left out."""
+    nonfinite: int
+    """Those of them whose loss or gradient norm is not finite: their update would have broken the weights."""
+    incidents: tuple[int, ...]
+
+
+EARLY = 150
+"""Rows before the statistic judges: until then only what is not finite and what is gross is found."""
+FIRST, EVERY, WITHIN = 9, 7, 20
+"""The first row that gets an injection, how many apart they are, and the rows in which it must be found."""
+HARMS: dict[str, tuple[float, float, int]] = {
+    "gradient x10 once: skipped": (10.0, 1.0, 1),
+    "gradient x30 once: skipped": (30.0, 1.0, 1),
+    "gradient x100 once: skipped": (100.0, 1.0, 1),
+    "gradient x1000 once: skipped": (1000.0, 1.0, 1),
+    "loss twice as high for good: alarm": (1.0, 2.0, WITHIN),
+    "control: nothing, skip or alarm": (1.0, 1.0, WITHIN),
+}
+"""What is done to gradient norm and loss, and over how many rows it is looked at."""
+
+
+def recalls(rows: Sequence[dict[str, float]], clip: float | None) -> dict[str, list[tuple[int, bool]]]:
+    """At which rows of a run each harm was done, and whether it was found; ``clip`` is known to the guard."""
+    detectors = judge.standard()
+    state = judge.begin(detectors)
+    found: dict[str, list[tuple[int, bool]]] = {name: [] for name in HARMS}
+    known = {} if clip is None else {"clip_norm": clip}
+    for at, row in enumerate(rows):
+        if at >= FIRST and not (at - FIRST) % EVERY:
+            for name, (gradient, loss, count) in HARMS.items():
+                there, seen = state, False
+                for now in rows[at : at + count]:
+                    harmed = {"grad_norm": now["grad_norm"] * gradient, "loss": now["loss"] * loss}
+                    there, verdict = judge.fold(detectors, there, {**now, **known, **harmed})
+                    seen |= not verdict.go or (count > 1 and verdict.opens_incident)
+                found[name].append((at, seen))
+        state, _ = judge.fold(detectors, state, {**row, **known})
+    return found
+
+
+def recall_report(runs: Sequence[Sequence[dict[str, float]]]) -> str:
+    """How much of what is done to healthy runs would have been found live, early and later, as Markdown."""
+    lines = []
+    for words, clip in (("", None), (", clipped at 1", 1.0)):
+        all_found = [recalls(rows, clip) for rows in runs]
+        for name in HARMS:
+            hits = [hit for found in all_found for hit in found[name]]
+            early, late = ([seen for at, seen in hits if (at >= EARLY) is is_late] for is_late in (False, True))
+            lines.append([name + words, share(sum(early), len(early)), share(sum(late), len(late))])
+    return table([f"{len(runs)} runs of every step", f"rows {FIRST} to {EARLY}", f"from row {EARLY} on"], lines)
+
+
+def rows_of(path: Path) -> list[dict[str, float]]:
+    """The rows of a log as the guard would have seen them."""
+    run = read(str(path)).run
+    columns = {name: run.written(name) for name in ("loss", "grad_norm", "lr") if name in run.signals}
+    by_step: dict[int, dict[str, float]] = {}
+    for name, column in columns.items():
+        for step, value in zip(column.steps.tolist(), column.values.tolist(), strict=True):
+            by_step.setdefault(step, {"step": step})[name] = value
+    return [row for _, row in sorted(by_step.items()) if "loss" in row]
+
+
+def live(path: Path, label: dict[str, str]) -> Live:
+    """Show a log to the live detectors."""
+    rows = rows_of(path)
+    verdicts = list(judge.replay(rows))
+    skipped = [row for row, verdict in zip(rows, verdicts, strict=True) if not verdict.go]
+    broken = [row for row in skipped if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm"))]
+    return Live(
+        label["file"],
+        int(np.median(np.diff([row["step"] for row in rows]))),
+        len(rows),
+        tuple(int(row["step"]) for row in skipped),
+        len(broken),
+        tuple(verdict.step for verdict in verdicts if verdict.opens_incident),
+    )
+
+
+def live_report(seen: Sequence[Live]) -> str:
+    """What the live detectors would have made of healthy runs, as Markdown."""
+    rows = []
+    for words, of in (("every step logged", [one for one in seen if one.stride <= 1]), ("all", seen)):
+        count = sum(one.rows for one in of)
+        false = sum(len(one.skips) - one.nonfinite for one in of)
+        alarms = sum(len(one.incidents) for one in of)
+        most = poisson(false)[1] / max(count, 1)
+        broken = sum(one.nonfinite for one in of)
+        rate = f"{1000 * alarms / max(count, 1):.2f}"
+        rows.append([words, len(of), f"{count:,}", false, f"1 in {1 / most:,.0f}", broken, alarms, rate])
+    head = ["healthy logs", "logs", "rows", "false skips", "95 % bound", "not finite, skipped", "alarms", "per 1,000"]
+    return table(head, rows)
+
+
 def _by_class(answers: Sequence[Scored]) -> str:
     classes = sorted({each.label.get("class", each.label["kind"]) for each in answers})
     rows = []
@@ -131,9 +245,10 @@ def main() -> None:
     """Print the tables."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("folder", type=Path)
-    words.add_argument("--labels", choices=("kinds", "logs", "fresh"), default="kinds")
+    words.add_argument("--labels", choices=("kinds", "logs", "fresh", "finetunes"), default="kinds")
     words.add_argument("--half", choices=("tune", "report", "both"), default="both")
-    words.add_argument("--each", action="store_true", help="a line for each log of the half to tune on that is wrong")
+    words.add_argument("--each", action="store_true", help="a line for each log that is wrong, of those in view")
+    words.add_argument("--live", action="store_true", help="also what the live detectors make of calm ones")
     chosen = words.parse_args()
     with (LABELS / f"{chosen.labels}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if chosen.half in ("both", row["half"])]
@@ -143,9 +258,15 @@ def main() -> None:
     print(f"{len(answers)} logs, {len(rows) - len(answers)} not there; kind as labelled: {kinds}\n")
     if answers:
         print(report(answers))
+    if chosen.live and answers:
+        calm = [row for row in rows if row["file"] in there and row.get("class", row["verdict"]) == "healthy"]
+        seen = [live(there[row["file"]], row) for row in calm]
+        runs = [rows_of(there[one.file]) for one in seen if one.stride <= 1 and not one.skips]
+        print("", live_report(seen), "", recall_report(runs), "", sep="\n")
     for each in answers:
-        if chosen.each and each.label["half"] == "tune" and not (each.is_right and all(each.found)):
-            label = each.label
+        label = each.label
+        is_in_view = label["half"] == "tune" or chosen.labels in OPENED
+        if chosen.each and is_in_view and not (each.is_right and all(each.found)):
             reason = label.get("cause") or label.get("remark", "")
             wanted = f"{label['verdict']} ({reason}, {label['confidence']})"
             print(f"{label['file']}: {wanted}, said {each.verdict}: {each.why}")

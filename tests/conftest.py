@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -95,10 +96,17 @@ def pytest_make_collect_report(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
-        if item.path.is_relative_to(TESTS):
-            place = item.path.relative_to(TESTS).with_suffix("").as_posix()
-            if place.split("/")[0] in TRAINS or place in TRAINS:
-                item.add_marker("trains")
+        if trains(item.path):
+            item.add_marker("trains")
+
+
+@cache
+def trains(path: Path) -> bool:
+    """Asked of as many tests as there are, and of far fewer files."""
+    if not path.is_relative_to(TESTS):
+        return False
+    place = path.relative_to(TESTS).with_suffix("").as_posix()
+    return place.split("/")[0] in TRAINS or place in TRAINS
 
 
 def pytest_collection_finish() -> None:

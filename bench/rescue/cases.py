@@ -38,6 +38,8 @@ class Plan:
     after: int = 200
     """Steps after the fault."""
     compile: bool = False
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon has the matrices of the blocks, beside an AdamW for the rest."""
 
     @property
     def at(self) -> int:
@@ -73,7 +75,10 @@ class Plan:
 
     def key(self) -> str:
         """Equal for plans whose cells can stand in one table."""
-        return json.dumps(asdict(self) | {"tokens": self.tokens and Path(self.tokens).name}, sort_keys=True)
+        plain = asdict(self) | {"tokens": self.tokens and Path(self.tokens).name}
+        if self.optimizer == Plan.optimizer:  # as those were written that knew of no other
+            del plain["optimizer"]
+        return json.dumps(plain, sort_keys=True)
 
     def beginning(self, seed: int) -> str:
         """The name of the folder that a seed's beginning has."""

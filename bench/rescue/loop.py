@@ -24,7 +24,7 @@ from bench.rescue.rules import CLIP, EVERY, PLAIN, RESTARTS, RULES, SEALEGS, Res
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import AdamW
+from torch.optim import Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from sealegs import Guard, Playbook
@@ -83,7 +83,7 @@ class Run:
     """Evaluation losses by step: of the line that the run has ended with."""
 
     def __post_init__(self) -> None:
-        self.optimizer: AdamW = build_optimizer(self.subject.model, self.settings.optimizer)
+        self.optimizers = optimizers_of(self.plan, self.settings, self.subject.model)
         self.feed = Feed(self.data.training, self.case, self.plan, self.seed, self.settings.model.vocabulary)
         self._scaler = GradScaler(self.settings.device, enabled=False)
 
@@ -104,14 +104,27 @@ class Run:
     def faulty(self, clock: Callable[[], int]) -> Iterator[Injector]:
         """While the fault can strike."""
         live = [self.feed.fault] if self.feed.fault and not isinstance(self.feed.fault, DataFault) else []
-        with inject(live, self.subject, optimizers=self.optimizer, clock=clock) as injector:
+        with inject(live, self.subject, optimizers=self.optimizers, clock=clock) as injector:
             yield injector
         assert not live or injector.strikes, "the fault has struck"
         assert live or not self.feed.fault or self.feed.spoiler.strikes, "bad batches have come"
 
     def updates(self) -> int:
         """How many updates are in the weights, as the optimizer counts them; it goes back when they do."""
-        return int(next(iter(self.optimizer.state.values()))["step"])
+        return int(next(iter(self.optimizers[-1].state.values()))["step"])
+
+
+def optimizers_of(plan: Plan, settings: Settings, model: Transformer) -> tuple[Optimizer, ...]:
+    """AdamW as the lab has it; or Muon on the matrices of the blocks, at steps as long as AdamW's, beside it."""
+    adamw = build_optimizer(model, settings.optimizer)
+    if plan.optimizer == "adamw":
+        return (adamw,)
+    hidden = [p for p in model.blocks.parameters() if p.ndim == 2]
+    for group in adamw.param_groups:
+        group["params"] = [p for p in group["params"] if all(p is not each for each in hidden)]
+    chosen = settings.optimizer
+    muon = Muon(hidden, lr=chosen.lr, weight_decay=chosen.weight_decay, adjust_lr_fn="match_rms_adamw")
+    return (muon, adamw)
 
 
 @lru_cache(1)
@@ -139,9 +152,9 @@ def guarded(run: Run, folder: Path, *, resume: bool, act: bool) -> Guard:
     """The guard of any loop that wants to be helped. Capsules are evidence for people, and cost disk."""
     return Guard(
         run.subject.model,
-        run.optimizer,
+        run.optimizers,
         run=folder,
-        scheduler=LambdaLR(run.optimizer, partial(share, run.settings, run.case, run.plan.at)),
+        scheduler=[LambdaLR(each, partial(share, run.settings, run.case, run.plan.at)) for each in run.optimizers],
         clip=CLIP,
         act=act,
         resume=resume,
@@ -193,7 +206,8 @@ def digest_of(beginning: Path) -> str:
 
 def state_of(run: Run) -> dict[str, Any]:
     """A copy of weights and moments."""
-    return deepcopy({"model": run.subject.model.state_dict(), "optimizer": run.optimizer.state_dict()})
+    optimizers = [each.state_dict() for each in run.optimizers]
+    return deepcopy({"model": run.subject.model.state_dict(), "optimizers": optimizers})
 
 
 def norm_of(subject: Subject) -> Tensor:
@@ -334,13 +348,14 @@ def went_back(run: Run, restart: Restart, kept: dict[int, Any], left_out: set[in
 def put_back(run: Run, state: Mapping[str, Any]) -> None:
     """Weights and moments as they were."""
     run.subject.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(deepcopy(state["optimizer"]))
-    run.optimizer.zero_grad()
+    for optimizer, kept in zip(run.optimizers, deepcopy(state["optimizers"]), strict=True):
+        optimizer.load_state_dict(kept)
+        optimizer.zero_grad()
 
 
 def train_on(run: Run, rule: Rule, batch: Batch) -> tuple[float, float]:
     """One step as a rule wants it; loss, and norm of the gradient before clipping."""
-    for group in run.optimizer.param_groups:
+    for group in (group for each in run.optimizers for group in each.param_groups):
         group["lr"] = run.settings.optimizer.lr * share(run.settings, run.case, run.plan.at, run.step)
     loss = run.backward(batch)
     total = norm_of(run.subject)
@@ -355,8 +370,9 @@ def train_on(run: Run, rule: Rule, batch: Batch) -> tuple[float, float]:
         run.softened += limit < min(CLIP, norm)
         if limit < math.inf:
             clip_grads_with_norm_(run.subject.parameters(), limit, total)
-        run.optimizer.step()
-    run.optimizer.zero_grad()
+        for optimizer in run.optimizers:
+            optimizer.step()
+    run.subject.zero_grad()
     run.losses.append(loss_now)
     run.norms.append(norm)
     return loss_now, norm
@@ -366,11 +382,12 @@ def train_on(run: Run, rule: Rule, batch: Batch) -> tuple[float, float]:
 def poison(run: Run, total: Tensor) -> None:
     """An update that was multiplied by 0, after clipping: it brings NaN into weights and moments all the same."""
     clip_grads_with_norm_(run.subject.parameters(), CLIP, total)
-    for parameter in run.subject.parameters():
-        if parameter.grad is not None:
-            nothing = parameter.grad * 0
-            for tensor in (parameter, *(run.optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))):
-                tensor.add_(nothing)
+    for optimizer in run.optimizers:
+        for parameter, state in optimizer.state.items():
+            if parameter.grad is not None:
+                moments = (state[name] for name in ("exp_avg", "exp_avg_sq", "momentum_buffer") if name in state)
+                for tensor in (parameter, *moments):
+                    tensor.add_(parameter.grad * 0)
 
 
 def told(folder: Path) -> tuple[int, list[str]]:

@@ -20,7 +20,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.guard_options import Checkpointing, GuardOptions, LoopScheduler, Telemetry, has_begun, skip_ranges
+from sealegs.guard_options import (
+    Checkpointing,
+    Clipping,
+    GuardOptions,
+    LoopScheduler,
+    Telemetry,
+    has_begun,
+    skip_ranges,
+)
 from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
 from sealegs.record.manifest import describe
@@ -66,7 +74,7 @@ class Guard:
         run: str | Path | None,
         scheduler: LRScheduler | Sequence[LRScheduler] | LoopScheduler | None = None,
         scaler: GradScaler | None = None,
-        clip: float | None = None,
+        clip: float | Clipping | None = None,
         act: bool | Skipping = True,
         playbook: Playbook | None = None,
         checkpoint_every: int | Checkpointing = 0,
@@ -78,8 +86,9 @@ class Guard:
 
         Several optimizers are updated together or not at all. ``scheduler`` is stepped with them; a ``LoopScheduler``
         is stepped by the loop. ``clip`` is the largest global gradient norm; leave it out to clip yourself, and hand
-        the norm to ``step``. Under ``act=False``, shadow mode, everything is decided and written down, and nothing is
-        skipped or halted. ``Skipping`` says how updates are skipped. In a process group make a guard on every rank.
+        the norm to ``step``. A ``Clipping`` can limit attention logits, too. Under ``act=False``, shadow mode,
+        everything is decided and written down, and nothing is skipped or halted. ``Skipping`` says how updates are
+        skipped. In a process group make a guard on every rank.
 
         ``playbook`` says what is done about an anomaly that skipping does not cure; it needs ``batches``. With one,
         ``Playbook.observe()`` for one that does nothing, an incident leaves a capsule in the folder, from which

@@ -15,7 +15,7 @@ from sealegs.data.position import Batches
 from sealegs.errors import ConfigError
 from sealegs.judge import CALIBRATED, Detection
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
-from sealegs.recovery.actions import is_number, is_whole, refuse_unless
+from sealegs.recovery.actions import LOGIT, ClipQK, is_number, is_whole, refuse_unless
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
@@ -61,6 +61,21 @@ def _is_json(settings: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return isinstance(settings, dict | None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clipping:
+    """What is kept small, in the place of a number: ``clip=Clipping(norm=1.0, attention_logit=100)``."""
+
+    norm: float | None = None
+    """The largest global gradient norm; None where the loop clips."""
+    attention_logit: float | None = None
+    """The largest attention logit of a head. Beyond it, on sampled steps, the head's queries and keys are rescaled."""
+
+    def __post_init__(self) -> None:
+        for name, limit, cure in (("norm", self.norm, CLIP), ("attention_logit", self.attention_logit, LOGIT)):
+            is_sound = limit is None or (is_number(limit) and limit > 0)
+            refuse_unless(is_sound, f"Clipping.{name}", limit, cure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +168,7 @@ class GuardOptions:
 
     scheduler: Any = None
     scaler: GradScaler | None = None
-    clip: float | None = None
+    clip: float | Clipping | None = None
     act: bool | Skipping = True
     playbook: Playbook | None = None
     checkpoint_every: int | Checkpointing = 0
@@ -163,7 +178,7 @@ class GuardOptions:
     skip: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        every, clip = self.checkpoint_every, self.clip
+        every, clip = self.checkpoint_every, self.clip_norm
         can_step = all(callable(getattr(each, "step", None)) for each in self.schedulers)
         for name, is_sound, cure in (
             ("scheduler", can_step, "an LRScheduler, several, or one LoopScheduler of those that the loop steps"),
@@ -212,6 +227,23 @@ class GuardOptions:
     def has_rungs(self) -> bool:
         """Whether anything is to be done about an anomaly besides skipping."""
         return self.playbook is not None and bool(self.playbook.rungs)
+
+    @property
+    def watches_heads(self) -> bool:
+        """Whether attention logits of heads are looked at: where they are limited, or may come to be."""
+        rungs = () if self.playbook is None else self.playbook.rungs
+        may_be = any(isinstance(action, ClipQK) for rung in rungs for action in rung.actions)
+        return self.largest_logit is not None or may_be
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The largest global gradient norm, where the guard is to clip."""
+        return self.clip.norm if isinstance(self.clip, Clipping) else self.clip
+
+    @property
+    def largest_logit(self) -> float | None:
+        """The largest attention logit of a head, where it is limited."""
+        return self.clip.attention_logit if isinstance(self.clip, Clipping) else None
 
     @property
     def stores(self) -> bool:

@@ -41,6 +41,7 @@ from sealegs.recovery.recovery import Recovery
 from sealegs.recovery.restore_points import is_finite
 from sealegs.recovery.run_end import RunEnd
 from sealegs.recovery.saving import Resumed, Saving
+from sealegs.signals.attention import HeadLogits, attentions_of
 from sealegs.signals.batch_hash import digest_of
 from sealegs.signals.batch_tokens import BatchTokens
 from sealegs.signals.collect import Signal, named_now
@@ -57,6 +58,7 @@ from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
 from sealegs.step.decision import UpdateDecision
 from sealegs.step.gate import ROW
+from sealegs.step.qk_clip import QkClip, over_limit, told_of
 from sealegs.step.skip_way import SkipWay
 from sealegs.step.step_inputs import StepInputs
 from sealegs.step.timm_scheduler import TimmScheduler, counting
@@ -64,7 +66,9 @@ from sealegs.step.update import Call, Update, fuse, not_undone, reads_found_inf
 from sealegs.vocabulary import Number, Row, Verdict
 from sealegs.watch import Observer, Watch, level_of_the_loop, opened_on_all
 
-RESERVED = frozenset(("step", "worst_tensor", "announced", "damaged_since", "culprit", "saving", *ROW, *MERGED))
+RESERVED = frozenset(
+    ("step", "qk_clip", "worst_tensor", "announced", "damaged_since", "culprit", "saving", *ROW, *MERGED)
+)
 """Names in a row that are the guard's own."""
 
 MISPLACED = "the loader was brought to a place, and says that it is at another one"
@@ -116,6 +120,12 @@ class LoopPort(Observer):
         refuse_strangers(model, optimizers)
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
             raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
+        if options.largest_logit is not None:
+            if not options.telemetry.sample_every:
+                raise ConfigError(
+                    f"attention_logit={options.largest_logit:g}: only sampled steps look at logits, and there are none"
+                )
+            attentions_of(model)
         checkpointing = options.checkpointing
         if checkpointing.every and not has_folder:
             raise ConfigError(f"checkpoint_every={checkpointing.every}: there is no run folder to write to; give run=")
@@ -141,12 +151,18 @@ class LoopPort(Observer):
         self.number = 0
         """The number of the step that comes next."""
         self._model = model
-        self._clip = options.clip
+        self._clip = options.clip_norm
+        self._qk_clip = options.largest_logit
+        self._rescaled = 0
+        """Steps after which queries and keys were rescaled."""
         self._act = options.acts
         self._run_end = RunEnd()
         self.recovery: Recovery | None = None
         """What goes by the playbook, where there is one."""
         self._saving: Saving | None = None
+        self._heads: HeadLogits | None = None
+        """What looks at the logits of attention, where they are limited or may come to be."""
+        self._is_refusal_told = False
         self._ranks = options.telemetry.ranks or Ranks()
         self.watch = opened_on_all(partial(open_watch, observer=self), self._ranks.timeout_s)
         self._spent = self.watch.spent
@@ -177,6 +193,10 @@ class LoopPort(Observer):
         if self.checkpoints is not None:
             self.checkpoints.take_over()
         self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
+        if self.recovery is not None:
+            self.recovery.can_watch_heads(self._cannot_watch_heads)
+        if options.watches_heads:
+            self._cannot_watch_heads()
         if self.checkpoints is not None:
             self._saving = Saving(self.checkpoints, training, self.watch, every=options.checkpointing.every)
         self._update_decision = UpdateDecision(
@@ -242,7 +262,7 @@ class LoopPort(Observer):
         if self.watch.record is None:
             return
         recorded = self.watch.recorded
-        recorded.add_objects(self._model, self._update.optimizers, schedulers, options.scaler, options.clip)
+        recorded.add_objects(self._model, self._update.optimizers, schedulers, options.scaler, options.clip_norm)
         if options.scaler is None:  # the guard would refuse gradients that somebody else has scaled
             recorded.add("precision", lambda: {"scaler": False})
         recorded.add("data", lambda: {"ranks": self._ranks.world})
@@ -435,6 +455,12 @@ class LoopPort(Observer):
             except RankMissing:
                 self._has_failed = True  # at its end the run must not wait for that rank again
                 raise
+            if seen.logits is not None and self._qk_clip_now is not None and self._act:
+                assert self._heads is not None
+                known["qk_clip"] = self._qk_clip_now
+                self._update.qk_clip = QkClip(self._qk_clip_now, self._heads, seen.logits)
+            elif self._heads is not None and self._heads.refused:
+                self._refuse_heads(self._heads)
             with self._spent.of("verdicts"):
                 apply_or_skip = self._update_decision.prepare_update(self.number, seen, known, clip)
         self._batch = {}
@@ -559,6 +585,7 @@ class LoopPort(Observer):
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
             "spent": self._spent.state_dict(),
             **({"logged": self._logged} if self._logged else {}),
+            **({"rescaled": self._rescaled} if self._rescaled else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -578,6 +605,8 @@ class LoopPort(Observer):
         if missing := sorted({"watch", "number", "next_batch", "meter"} - state.keys()):
             raise SourceError(f"the guard's state: there is no {missing[0]!r} in it; give what state_dict() gave")
         self.watch.load_state_dict(state["watch"])
+        self._rescaled = state.get("rescaled", 0)
+        self._watch_heads_if_limited()
         self.number = state["number"] if number is None else number
         self._goes_on_from_here()
         if self._batches.number is None:
@@ -596,6 +625,7 @@ class LoopPort(Observer):
     def take_over_ledger(self) -> None:
         """What was done to the run before, where its folder tells: no rung of the playbook twice."""
         take_over_ledger(self.watch, self._batches, None if self.recovery is None else self.recovery.take_over)
+        self._watch_heads_if_limited()
 
     def _goes_on_from_here(self) -> None:
         """Whatever was kept of later steps, or had to be done about them, belongs to another line."""
@@ -667,6 +697,8 @@ class LoopPort(Observer):
             self.watch.note("stability-tax", step=self.number, tax=tax.to_plain(), text=str(tax))
         if tax.steps:
             self.watch.say(str(tax))
+        if self._rescaled:
+            self.watch.say(f"queries and keys of attention were rescaled after {self._rescaled} steps")
 
     def end(self, **told: Any) -> None:
         """The loop has come to its end: finish, and say in the record how; loudly where the run is not well."""
@@ -763,6 +795,7 @@ class LoopPort(Observer):
         """It is written: incidents are followed, and recovery takes it as evidence."""
         self._run_end.add_row(row, verdict)
         self._spent.saw(row, is_skipped=self._act and not verdict.go)
+        self._note_rescaled(row, verdict)
         if self.recovery is not None:
             self.recovery.queue_row(row, verdict)
 
@@ -893,6 +926,44 @@ class LoopPort(Observer):
             self._was_saving = True
             self.recovery.saved(step, is_proven=True)
 
+    def _cannot_watch_heads(self) -> str:
+        """Begin to look at the logits of attention, if nobody has yet; why that cannot be, or nothing."""
+        try:
+            self._heads = self._meter.watch_heads()
+        except ConfigError as error:
+            return str(error)
+        return self._heads.refused
+
+    def _watch_heads_if_limited(self) -> None:
+        """What the process before has limited stays so."""
+        if self._heads is None and self._qk_clip_now is not None:
+            self._cannot_watch_heads()
+
+    def _refuse_heads(self, heads: HeadLogits) -> None:
+        """A forward pass has shown that the model's attention is not understood."""
+        if self._qk_clip is not None:
+            raise ConfigError(f"attention_logit={self._qk_clip:g}: {heads.refused}")
+        if not self._is_refusal_told:
+            self._is_refusal_told = True
+            self.watch.note("qk-clip-refused", step=self.number, reason=heads.refused)
+
+    def _note_rescaled(self, row: Row, verdict: Verdict) -> None:
+        """Write down which heads were rescaled after a step, or would have been in shadow mode."""
+        numbers = None if self._heads is None else self._heads.arrived.pop(int(row["step"]), None)
+        limit = row.get("qk_clip", self._qk_clip if not self._act else None)
+        if numbers is None or limit is None or not verdict.go:
+            return
+        assert self._heads is not None
+        if over := over_limit(self._heads, numbers, float(limit)):
+            self._rescaled += self._act
+            told = told_of(over, float(limit))
+            self.watch.note("qk-clip", step=int(row["step"]), number=self._rescaled, **told, acted=self._act)
+
+    @property
+    def _qk_clip_now(self) -> float | None:
+        lowered = self.recovery.adjustments.qk_clip if self.recovery is not None else None
+        return min((limit for limit in (self._qk_clip, lowered) if limit is not None), default=None)
+
     @property
     def _clip_now(self) -> float | None:
         tightened = self.recovery.adjustments.clip if self.recovery is not None else None
@@ -949,6 +1020,7 @@ class LoopPort(Observer):
             step=self.number,
             act=self._act,
             clip=self._clip,
+            **({} if self._qk_clip is None else {"qk_clip": self._qk_clip}),
             optimizers=[type(optimizer).__name__ for optimizer in self._update.optimizers],
             skips_on_the_device=all(map(reads_found_inf, self._update.optimizers)),
             fused_by_the_guard=self._fused,

@@ -7,6 +7,7 @@ learning rate x 0.5, warmed up again over 50 steps
 """
 
 from sealegs.recovery.actions import (
+    ClipQK,
     Continue,
     Halt,
     LowerLR,
@@ -22,6 +23,7 @@ from sealegs.recovery.playbook import Playbook, Rung
 from sealegs.recovery.recurrence import Trigger
 
 __all__ = [
+    "ClipQK",
     "Continue",
     "Halt",
     "LowerLR",

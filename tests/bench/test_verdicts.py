@@ -1,6 +1,7 @@
 """The table of verdicts: what is right for a person who was sure and for one who was not, and what it counts."""
 
 import csv
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,19 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from bench.verdicts import LABELS, SAID, Scored, main, ranges_of, report, scored
+from bench.verdicts import (
+    LABELS,
+    SAID,
+    Scored,
+    live,
+    live_report,
+    main,
+    ranges_of,
+    recall_report,
+    report,
+    rows_of,
+    scored,
+)
 
 
 def label(verdict: str, *, confidence: str = "high", ranges: str = "", name: str = "healthy") -> dict[str, str]:
@@ -46,12 +59,42 @@ def test_a_log_is_asked_and_its_range_found(tmp_path: Path) -> None:
     assert "unreadable: 1" in text
 
 
+def fine_tune(folder: Path, norms: list[float]) -> dict[str, str]:
+    """A healthy fine-tune with these gradient norms after two hundred of 0.5, and its label."""
+    folder.mkdir()
+    rows = [
+        {"step": step, "loss": 1 + 1 / step, "grad_norm": norm * (1 + 0.1 * (step % 5))}
+        for step, norm in enumerate([0.5] * 200 + norms, 1)
+    ]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows, "global_step": len(rows)}))
+    return label("healthy") | {"file": folder.name}
+
+
+def test_a_healthy_log_is_shown_to_the_live_detectors(tmp_path: Path) -> None:
+    calm, broken, gross = (
+        live(tmp_path / name, fine_tune(tmp_path / name, norms))
+        for name, norms in (("calm", [0.5]), ("broken", [float("nan"), 0.5]), ("gross", [5000.0, 0.5]))
+    )
+    assert (calm.stride, calm.rows, calm.skips) == (1, 201, ())
+    assert (broken.skips, broken.nonfinite) == ((201,), 1)
+    assert (gross.skips, gross.nonfinite) == ((201,), 0)
+    assert "| every step logged | 3 | 605 | 1 |" in live_report([calm, broken, gross])
+
+
+def test_what_is_done_to_a_healthy_run_is_found_or_not(tmp_path: Path) -> None:
+    fine_tune(tmp_path / "calm", [0.5])
+    text = recall_report([rows_of(tmp_path / "calm")])
+    assert "| gradient x1000 once: skipped | 21 of 21 (100%) | 7 of 7 (100%) |" in text
+    assert "| control: nothing, skip or alarm | 0 of 21 (0%) | 0 of 7 (0%) |" in text
+    assert "| gradient x10 once: skipped, clipped at 1 | 0 of 21 (0%) | 0 of 7 (0%) |" in text
+
+
 def labelled(name: str) -> list[dict[str, str]]:
     with (LABELS / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(("name", "at_least"), [("logs", 200), ("fresh", 130)])
+@pytest.mark.parametrize(("name", "at_least"), [("logs", 200), ("fresh", 130), ("finetunes", 80)])
 def test_every_label_can_be_scored_and_a_repository_is_in_one_half(name: str, at_least: int) -> None:
     rows = labelled(name)
     assert len(rows) == len({row["file"] for row in rows}) >= at_least

@@ -569,3 +569,17 @@ def test_a_million_rows_are_drawn_by_their_extremes(tmp_path: Path) -> None:
     ((places, values),) = drawn
     assert len(places) < 4 * check_page.WIDTH
     assert values.max() == 9.0
+
+
+@pytest.mark.parametrize(("end", "verdict"), [(0.9, "unknown"), (0.1, "watch")])
+def test_a_log_without_a_loss_is_judged_by_its_columns(check: Check, tmp_path: Path, end: float, verdict: str) -> None:
+    """A score that is lost shows trouble; one that is not shows no health. A column of no known meaning is no log."""
+    scores = np.interp(np.arange(40), [0, 20, 25, 39], [0.2, 0.85, end, end])
+    rows = "".join(f"{n},{score}\n" for n, score in enumerate(scores))
+    (tmp_path / "scores.csv").write_text("epoch,val_acc\n" + rows)
+    (tmp_path / "others.csv").write_text("epoch,zorp\n" + rows)
+    code, out, _ = check("scores.csv", "--json")
+    said = json.loads(out)
+    assert (code, said["verdict"]) == (0, verdict)
+    assert "no column looks like a training loss" in said["because"]
+    assert check("others.csv")[0] == 2

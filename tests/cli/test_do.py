@@ -109,8 +109,9 @@ def test_words_are_carried_out_and_logged(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["fly"], "one of rollback, lr, skip, clip, swap, halt"),
+        (["fly"], "one of rollback, lr, skip, clip, clip-qk, swap, halt"),
         (["lr"], "say `lr FACTOR`"),
+        (["clip-qk", "0"], "the largest attention logit that is left alone, above 0"),
         (["lr", "much"], "'much' is no number"),
         (["lr", "2"], "between 0 and 1"),
         (["halt", "now"], "say `halt`"),

@@ -97,7 +97,11 @@ def test_the_pages_of_rules_are_printed(capsys: pytest.CaptureFixture[str]) -> N
         ({"a.toml": "[plan]\noptimizer.beta3 = 1"}, ("a.toml",), "a.toml: Object contains unknown field `beta3`"),
         ({"a.toml": "steps = 1\n[plan]"}, ("a.toml",), "a.toml: steps beside [plan]"),
         ({"a.toml": "[optimiser]\nlr = 1"}, ("a.toml",), "did you mean optimizer?"),
-        ({"a/b.txt": ""}, ("./a",), "./a: there is neither manifest.json nor config.json nor training_args.json in it"),
+        (
+            {"a/b.txt": ""},
+            ("./a",),
+            "./a: there is neither manifest.json nor config.json nor training_args.json nor adapter_config.json in it",
+        ),
         ({"a.json": '{"x": 1}'}, ("a.json",), "a.json: neither training arguments"),
     ],
 )

@@ -853,3 +853,16 @@ def test_what_was_usual_before_a_rise_stood_when_it_came() -> None:
     spike = next(it for it in found.incidents if it.peak_loss > 8)
     assert spike.start == 1040
     assert spike.pre_loss == pytest.approx(usual, rel=0.05)
+
+
+def test_rows_before_the_first_update_have_no_loss() -> None:
+    """Loggers write the mean of nothing as NaN. Weights that are not finite would not have come back."""
+    losses = falling(400, seed=3)
+    losses[0] = np.nan
+    assert look(run(losses)).verdict == "healthy"
+    gone = losses.copy()
+    gone[390:] = np.nan
+    assert kinds(look(run(gone))) == ["nonfinite"]
+    died = np.concatenate([np.full(30, np.nan), losses[1:]])
+    steps = np.concatenate([np.arange(30.0), np.arange(399.0)])
+    assert "nonfinite" in kinds(look(run(died, steps=steps))), "another attempt came back, and not these weights"

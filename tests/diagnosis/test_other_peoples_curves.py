@@ -172,3 +172,55 @@ def test_a_held_out_loss_that_turns_is_to_be_watched_and_told() -> None:
         found = look(run_of(Path("log"), Manifest(run_id="log"), columns))
         assert found.verdict == ("watch" if rise else "healthy")
         assert ("by heart" in found.because) == (rise > 0)
+
+
+def test_a_batch_a_little_harder_than_its_neighbours_is_no_incident() -> None:
+    """The live statistic finds one among twenty thousand: only a higher leap says something by itself."""
+    losses = falling(20_000, seed=6, size=0.004)
+    beside = float(np.median(losses[11_990:12_010]))
+    for factor, count in ((1.09, 0), (1.2, 1)):
+        leapt = losses.copy()
+        leapt[12_000] = factor * beside
+        assert len(look(run(leapt)).incidents) == count
+
+
+def test_one_digit_more_is_no_rise() -> None:
+    """Losses of 0.0001 and 0.0002, of a logger of four digits."""
+    losses = np.asarray(np.round(np.maximum(0.5 * np.exp(-np.arange(200) / 12), 1.2e-4), 4), np.float64)
+    losses[[170, 180, 199]] = 2e-4
+    assert look(run(losses, every=25)).verdict == "healthy"
+    losses[[170, 180, 199]] = 9e-4
+    assert len(look(run(losses, every=25)).incidents) == 3
+
+
+def test_a_rise_in_the_warm_up_that_lasts_beyond_it_is_found() -> None:
+    """A rate that is too high from the first steps on: the loss comes down only as the rate does."""
+    line = np.interp(np.arange(60), [0, 1, 3, 24, 59], [9.2, 3.2, 4.6, 4.4, 2.0])
+    found = look(run(line * np.exp(0.01 * noise("t5", 60, 3)), every=200))
+    assert (found.verdict, kinds(found)) == ("watch", ["level_shift"])
+    soon = np.interp(np.arange(60), [0, 1, 3, 8, 59], [9.2, 3.2, 4.6, 3.2, 2.0])
+    assert look(run(soon * np.exp(0.01 * noise("t5", 60, 3)), every=200)).verdict == "healthy"
+
+
+@pytest.mark.parametrize(("factor", "end", "verdict"), [(1.1, 1.0, "healthy"), (1.1, 2.6, "act"), (1.6, 1.0, "act")])
+def test_a_small_rise_does_no_damage_where_the_held_out_loss_falls_on(factor: float, end: float, verdict: str) -> None:
+    losses = np.interp(np.arange(60), [0, 8, 45, 59], [2.0, 0.21, 0.2, 0.2]) * np.exp(0.01 * noise("t5", 60, 4))
+    losses[40:] *= np.linspace(0.97, 1, 20) * factor
+    held_out = np.interp(np.arange(60), [0, 40, 59], [4.0, 2.0, end]) * np.exp(0.02 * noise("t5", 60, 5))
+    found = look(run(losses, eval_loss=held_out))
+    assert found.verdict == verdict, found.because
+    assert len(found.incidents) == 1
+
+
+def test_a_bound_that_comes_down_from_far_above_measures_something() -> None:
+    losses = 50_000 * np.exp(-np.arange(190) / 8) + 900 * noise("t5", 190, 7)
+    assert look(run(losses, every=50)).verdict == "healthy"
+    assert "hovers" in [problem.kind for problem in look(run(losses[60:], every=50)).problems]
+
+
+@pytest.mark.parametrize(("row", "verdict"), [(59, "watch"), (40, "healthy")])
+def test_a_last_evaluation_that_is_not_finite_is_of_the_weights_as_they_are(row: int, verdict: str) -> None:
+    held_out = falling(60, seed=9)
+    held_out[row] = np.nan
+    found = look(run(falling(60, seed=8), eval_loss=held_out))
+    assert found.verdict == verdict, found.because

@@ -1,11 +1,13 @@
 """Trainings of a program that knows of no guard, but for one: run by test_launch.py below `sealegs run`.
 
-Prints the weights and moments that each ended with.
+Prints the weights and moments that each ended with; before them what the example of LoRA does, where PEFT is installed.
 """
 
 import json
+import runpy
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,9 @@ def main(out: Path) -> None:
     found["damaged"] = end_of(small.trainer(out / "saved", **saving), str(out / "saved" / "checkpoint-10"))
     found["stream"] = end_of(small.trainer(out / "stream", data=Stream(), max_steps=5))
     found["left"] = str(sorted(name for name in vars(resumed) if "sealegs" in name))
+    if find_spec("peft") is not None:
+        sys.argv = ["lora.py", "--steps", "30"]
+        runpy.run_path(str(Path(__file__).parents[2] / "examples" / "lora.py"), run_name="__main__")
     print(json.dumps(found))
 
 

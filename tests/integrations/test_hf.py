@@ -798,3 +798,16 @@ def test_one_guard_a_trainer(tmp_path: Path) -> None:
         hf.attach(trainer, run=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"trainer=Linear: give a transformers\.Trainer"):
         hf.attach(torch.nn.Linear(1, 1), run=tmp_path / "run")
+
+
+def test_attention_logits_are_limited_in_the_trainer_too(tmp_path: Path) -> None:
+    model = small.llama()
+    with torch.no_grad():
+        for side in ("q_proj", "k_proj"):
+            model.get_parameter(f"model.layers.0.self_attn.{side}.weight").mul_(20)
+    trainer = small.trainer(tmp_path / "out", model=model, max_steps=12)
+    small.attached(trainer, tmp_path / "run", attention_logit=2.0)
+    trainer.train()
+    done = [event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "qk-clip"]
+    assert [event.step for event in done][:1] == [10]
+    assert {each["module"] for each in done[0].detail["modules"]} >= {"model.layers.0.self_attn"}

@@ -24,6 +24,7 @@ from sealegs.integrations.preflight_advice import PreflightWarning
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
+HAS_PEFT = find_spec("peft") is not None
 
 
 def launched(place: Path, *words: str, command: Sequence[str | Path], code: int = 0) -> tuple[str, str]:
@@ -53,10 +54,17 @@ def skips_in(run: Path) -> list[tuple[int, bool]]:
     return [(event.step, event.detail["acted"]) for event in sealegs.open_run(run).events if event.kind == "skip"]
 
 
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Where the program with Trainers was launched, what it printed, and what the command told."""
+    place = tmp_path_factory.mktemp("trainers")
+    program: list[str | Path] = [sys.executable, "-m", "tests.integrations.launched_trainer", place]
+    return place, *launched(place, "--playbook", "standard", "--run", "r", command=program)
+
+
 @pytest.mark.xdist_group("transformers")
-def test_trainers_of_a_program(tmp_path: Path) -> None:
-    program: list[str | Path] = [sys.executable, "-m", "tests.integrations.launched_trainer", tmp_path]
-    printed, told = launched(tmp_path, "--playbook", "standard", "--run", "r", command=program)
+def test_trainers_of_a_program(trainers: tuple[Path, str, str], tmp_path: Path) -> None:
+    place, printed, told = trainers
     found = ends(printed)
     bare = small.trainer(tmp_path / "bare")
     bare.train()
@@ -69,17 +77,28 @@ def test_trainers_of_a_program(tmp_path: Path) -> None:
     assert found["resumed"] == found["damaged"] == found["saved"]
     assert found["left"] == "[]"
 
-    runs = tmp_path / "experiments"
-    assert sorted(path.name for path in runs.iterdir()) == ["r", "r-2", "r-3", "r-4"]
+    runs = place / "experiments"
+    names = ["r", "r-2", "r-3", "r-4", *(["r-5"] if HAS_PEFT else [])]
+    assert sorted(path.name for path in runs.iterdir()) == names
     assert skips_in(runs / "r") == []
     assert skips_in(runs / "r-2") == [(small.NAN, True)]
     assert [event.detail["checkpoint"] for event in sealegs.open_run(runs / "r-3").events if event.kind == "resumed"]
-    places = " and ".join(str(runs / name) for name in ("r", "r-2", "r-3", "r-4"))
+    places = " and ".join(str(runs / name) for name in names)
     assert told.startswith(f"guarded transformers.Trainer, recorded in {places}; ")
     assert "a guard of the program's own" in told
     assert "auto_find_batch_size=True: " in told
     assert "sealegs.json: cannot be read" in told
     assert "rollback: its data cannot be gone back in" in told
+
+
+@pytest.mark.xdist_group("transformers")
+@pytest.mark.skipif(not HAS_PEFT, reason="peft is not installed: pip install peft")
+def test_the_example_of_lora(trainers: tuple[Path, str, str]) -> None:
+    place, printed, _ = trainers
+    assert "30 steps, weights finite" in printed.splitlines()
+    run = place / "experiments" / "r-5"
+    assert len(sealegs.open_run(run).steps) == 30
+    assert skips_in(run) == [(20, True)]
 
 
 @pytest.mark.xdist_group("transformers")
@@ -91,9 +110,11 @@ def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         --model_name_or_path model --dataset_name data --max_steps 8 --per_device_train_batch_size 4 --report_to none
         --packing --max_length 16 --use_cpu --bf16 false --save_strategy no --disable_tqdm true --output_dir
     """)
-    _, told = launched(tmp_path, "--run", "sft", command=[BIN / "trl", "sft", *settings, "watched"])
-    assert told == f"watched transformers.Trainer, recorded in {tmp_path / 'experiments' / 'sft'}"
+    _, told = launched(tmp_path, "--act", "--run", "sft", command=[BIN / "trl", "sft", *settings, "guarded"])
+    assert told == f"guarded transformers.Trainer, recorded in {tmp_path / 'experiments' / 'sft'}"
     run = sealegs.open_run(tmp_path / "experiments" / "sft")
+    (joined,) = [event.detail for event in run.events if event.kind == "guard"]
+    assert (joined["act"], joined["playbook"]) == (True, None)
     assert run.manifest.settings["trainer"] == "SFTTrainer"
     assert run.steps[run.logged("loss")].tolist() == list(range(8))
 
@@ -102,7 +123,7 @@ def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     sft.main(*sft.make_parser().parse_args_and_config([*settings, "bare"]))
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("watched", "bare")]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("guarded", "bare")]
     assert weights[0] == weights[1]
 
 
@@ -115,29 +136,18 @@ def make_model_and_data(place: Path) -> None:
     (place / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-@pytest.mark.xdist_group("transformers")
-@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed: pip install peft")
-def test_the_example_of_lora(tmp_path: Path) -> None:
-    command: list[str | Path] = [sys.executable, ROOT / "examples" / "lora.py", "--steps", "30"]
-    printed, told = launched(tmp_path, "--act", "--run", "lora", command=command)
-    assert printed.splitlines()[-1] == "30 steps, weights finite"
-    assert told == f"guarded transformers.Trainer, recorded in {tmp_path / 'experiments' / 'lora'}"
-    assert skips_in(tmp_path / "experiments" / "lora") == [(20, True)]
-
-
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (("torchrun", "--nproc-per-node", "2"), ("--playbook", "standard")),
-        (("accelerate", "launch", "--cpu", "--num_processes", "1"), ()),
+        ((str(BIN / "torchrun"), "--nproc-per-node", "2"), ("--playbook", "standard")),
+        ((sys.executable,), ()),  # below `accelerate launch` is the program of TRL
     ],
-    ids=["torchrun", "accelerate launch"],
+    ids=["torchrun", "alone"],
 )
 def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
-    launcher, *options = start
-    is_alone = launcher == "accelerate"
-    command: list[str | Path] = [BIN / launcher, *options, HERE / "launched_loop.py", *(["fail"] if is_alone else [])]
+    is_alone = start == (sys.executable,)
+    command: list[str | Path] = [*start, HERE / "launched_loop.py", *(["fail"] if is_alone else [])]
     printed, told = launched(tmp_path, "--run", "r", *words, command=command, code=int(is_alone))
     found = ends(printed)
     assert found["healthy"] == found["bare"]

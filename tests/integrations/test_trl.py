@@ -43,3 +43,25 @@ def test_a_reward_trainer(tmp_path: Path) -> None:
     assert {"preference_accuracy", "reward_margin"} <= set(run.signals)
     assert "reward" not in run.signals, "no policy is paid it"
     assert "loss-is-no-measure" not in {event.kind for event in run.events}
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_first_batch_without_a_target_is_said(tmp_path: Path, is_masked: bool) -> None:
+    from sealegs.integrations.preflight_advice import PreflightWarning
+
+    def collated(rows: list[Any]) -> dict[str, Any]:
+        ids = torch.stack([row["input_ids"] for row in rows])
+        labels = torch.full_like(ids, -100) if is_masked else ids.clone()
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+    trainer = small.trainer(tmp_path / "out", max_steps=2)
+    trainer.data_collator = collated
+    small.attached(trainer, tmp_path / "run")
+    if is_masked:
+        with pytest.warns(PreflightWarning, match="DAT1 Batches in which no token counts"):
+            trainer.train()
+    else:
+        trainer.train()
+    events = sealegs.open_run(tmp_path / "run").events
+    told = [text for event in events if event.kind == "preflight" for text in event.detail["findings"]]
+    assert any("DAT1 error" in text for text in told) is is_masked

@@ -40,6 +40,7 @@ IMPOSSIBLE = {
     "optimizer.eps": 0.0,
     "optimizer.weight_decay": -0.1,
     "optimizer.clip": float("nan"),
+    "optimizer.qk_clip": -1.0,
     "optimizer.warmup_steps": -1,
     "optimizer.final_lr_share": 1.5,
     "cadence.evaluate_steps": -1,

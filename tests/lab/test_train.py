@@ -409,6 +409,7 @@ def test_the_compiled_model_computes_the_same(
     # the C++ is still made and compiled; without vector types it is a third less of it, and without the evaluation of a
     # run that comes to its end another
     monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", False)
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # it begins a pool of processes else
     losses = []
     for compiled in (False, True):
         model = replace(SIZES["nano"].model, layers=1, context=8)

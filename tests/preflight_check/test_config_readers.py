@@ -154,3 +154,35 @@ def test_of_a_long_run_every_corner_is_simulated() -> None:
         points = list(zip(each.steps, each.rates, strict=True))
         leaps = [(a, b) for a, b in pairwise(points) if b[1] - a[1] > 0.5]
         assert [b[0] - a[0] for a, b in leaps] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "the clip is left out, which is 1.0 in DeepSpeed"),
+        ({"gradient_clipping": 0.5}, "updates of Muon are clipped at 0.5"),
+        ({"gradient_clipping": 0}, None),
+        ({"zero_optimization": {"stage": 0}}, None),
+        ({"optimizer": {"type": "AdamW"}}, None),
+    ],
+    ids=str,
+)
+def test_deepspeed_clips_what_muon_has_orthogonalised(changes: Any, says: str | None) -> None:
+    params = {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.1}
+    settings = {
+        "train_micro_batch_size_per_gpu": 8,
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "Muon", "params": params},
+    }
+    settings |= changes
+    own = of_json(json.dumps(settings).encode(), "ds_config.json")
+    if "optimizer" not in changes:
+        assert (own.plan.optimizer.lr, own.plan.optimizer.beta2) == (0.02, 0.95)
+    inside = of_json(json.dumps({"learning_rate": 0.02, "deepspeed": settings}).encode(), "training_args.json")
+    found = {finding.code: finding.found for finding in check(own.plan, "ds_config.json", RULES).findings}
+    assert found.get("CLIP5") == says
+    assert (
+        inside.plan.optimizer.clips_updates
+        is own.plan.optimizer.clips_updates
+        is ("Muon" in str(settings) and settings["zero_optimization"] == {"stage": 2})
+    )

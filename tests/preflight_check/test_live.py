@@ -229,7 +229,7 @@ def test_trained_weights_are_not_measured_as_initial_ones() -> None:
     assert "ARC5" in codes(sealegs.preflight(model))
     with torch.no_grad():
         model.final_norm.weight.mul_(1.01)  # type: ignore[operator]
-    assert {"ARC5", "ARC6"} <= set(sealegs.preflight(model).unknown)
+    assert {"ARC5", "ARC6"} <= set(sealegs.preflight(model).left_out)
 
 
 def test_a_model_that_does_not_run_on_token_ids_is_looked_at_all_the_same() -> None:

@@ -194,3 +194,17 @@ def test_a_held_out_loss_alone_is_judged_in_place_of_a_training_loss(tmp_path: P
     log = table(tmp_path, "epoch,val_loss,mAP\n" + "".join(f"{n},{3 / n},0.5\n" for n in range(1, 31)))
     assert log.mapping["loss"] == "val_loss"
     assert log.remarks[0] == "no training loss is logged: the held-out val_loss is judged in its place"
+
+
+def test_rows_of_an_evaluation_take_no_step_from_another_counter(tmp_path: Path) -> None:
+    """Updates count ten for an iteration. The row has what was trained since the one before, which has a loss, too."""
+    head = "time/iterations,time/total_timesteps,rollout/ep_rew_mean,train/n_updates,train/loss,eval/mean_reward\n"
+    rows = []
+    for n in range(1, 41):
+        trained = f"{10 * n - 10},{1 / n}"
+        rows += [f",{2048 * n - 500},,{trained},-{n}.5"] if n in (10, 20, 30) else []
+        rows += [f"{n},{2048 * n},{n},{',' if n in (10, 20, 30) else trained},"]
+    run = table(tmp_path, head + "\n".join(rows) + "\n").run
+    assert run.steps.tolist() == list(range(1, 41))
+    np.testing.assert_allclose(run.column("loss"), 1 / np.arange(1, 41))
+    assert [values.tolist() for values in run.series("eval_reward")] == [[10, 20, 30], [-10.5, -20.5, -30.5]]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sealegs.readers.kind_names import changed
+from sealegs.readers.kind_names import changed, kind_signals
 from sealegs.readers.names import assign
 from sealegs.record.columns import Columns
 
@@ -335,3 +335,9 @@ def test_what_says_a_signal_in_another_way_is_turned_round(
 
 def test_an_entropy_loss_of_others_is_the_entropy() -> None:
     assert changed("policy_entropy", "train/entropy_loss", ["train/entropy_loss", "train/pg_loss"]) is None
+
+
+def test_a_reward_that_is_seldom_logged_is_of_an_evaluation() -> None:
+    """``Eval num_timesteps=10000, episode_reward=126.14`` stands between the tables of Stable-Baselines3."""
+    assert dict(kind_signals({"episode_reward": 5, "rollout/ep_rew_mean": 24}, ()))["reward"] == "rollout/ep_rew_mean"
+    assert dict(kind_signals({"episode_reward": 24, "rollout/ep_rew_mean": 24}, ()))["reward"] == "episode_reward"

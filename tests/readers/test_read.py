@@ -311,3 +311,16 @@ def test_sources_of_a_log_of_json_lines_are_read(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = read(str(tmp_path / "log.jsonl")).run
     assert run.column("sources").tolist()[:2] == ["web=8", "web=6 books=2"]
+
+
+def test_a_table_without_a_loss_is_read_where_none_is_needed(tmp_path: Path) -> None:
+    """Text with numbers in it is no log: anything is that."""
+    (tmp_path / "table.csv").write_text("step,val_acc,lr\n" + "".join(f"{n},{n / 50},0.1\n" for n in range(40)))
+    (tmp_path / "log.txt").write_text("".join(f"step {n} reached {n / 50} of it\n" for n in range(40)))
+    log = read(str(tmp_path / "table.csv"), needs_loss=False)
+    assert log.run.signals == ("val_acc", "lr")
+    assert log.run.steps.tolist() == list(range(40))
+    assert log.remarks[0].startswith("no column looks like a training loss among step, val_acc, lr; say which it is")
+    for name, needs_loss, says in (("table.csv", True, "no column looks"), ("log.txt", False, "no line names a loss")):
+        with pytest.raises(SourceError, match=says):
+            read(str(tmp_path / name), needs_loss=needs_loss)

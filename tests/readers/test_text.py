@@ -353,3 +353,14 @@ def test_every_line_of_a_block_below_a_step_is_a_column(tmp_path: Path) -> None:
     assert set(run.signals) == {"loss", "train/ZLoss", "optim/clipped"}
     assert run.steps.tolist() == list(range(30))
     assert run.column("train/ZLoss").tolist() == [0.1 + step for step in range(30)]
+
+
+def test_a_second_launch_in_a_file_is_no_epoch(tmp_path: Path) -> None:
+    """Its first rows stand below the last epoch of the launch before. Steps that begin anew do so at each epoch."""
+    rows = [f"INFO - Step {step}, Loss: {6.3 - step / 1000:.4f}\n" for step in range(100, 3100, 100)]
+    for epoch in (1, 2, 3):
+        rows[10 * epoch - 1] += f"INFO - Epoch {epoch} completed. Average loss: {6.8 - epoch}\n"
+    (tmp_path / "log").write_text(2 * "".join(rows))
+    run = read(str(tmp_path / "log")).run
+    assert [one.first for one in run.attempts] == [100, 100]
+    assert run.steps.max() == 3000

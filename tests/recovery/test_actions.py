@@ -10,6 +10,7 @@ from sealegs.errors import ConfigError, SourceError
 from sealegs.recovery.actions import (
     ACTIONS,
     Action,
+    ClipQK,
     Continue,
     Halt,
     LowerLR,
@@ -32,6 +33,8 @@ PHRASES: list[tuple[Action, str]] = [
     (LowerLR(), "learning rate x 0.5, warmed up again over 50 steps"),
     (LowerLR(0.3, rewarm_steps=0), "learning rate x 0.3"),
     (Tighten(clip=0.5), "clip at 0.5"),
+    (ClipQK(), "rescale queries and keys at logits of 100"),
+    (ClipQK(30), "rescale queries and keys at logits of 30"),
     (TightenByEvidence(), "tighten what the evidence asks for"),
     (UseBf16(), "train in bf16 instead of fp16"),
     (Tighten(clip=0.5, clip_value=100, weight_decay=2), "clip at 0.5, clip elements at 100, weight decay times 2"),
@@ -53,7 +56,7 @@ def test_an_action_prints_as_a_phrase_and_comes_back_from_a_file(action: Action,
 
 def test_all_of_them_are_tried() -> None:
     assert {type(action) for action, _ in PHRASES} == set(ACTIONS)
-    assert len({kind.kind for kind in ACTIONS}) == len(ACTIONS) == 10
+    assert len({kind.kind for kind in ACTIONS}) == len(ACTIONS) == 11
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,8 @@ def test_all_of_them_are_tried() -> None:
         (Tighten, {"clip": 0.0}, "Tighten.clip=0.0"),
         (Tighten, {"clip_value": math.inf}, "Tighten.clip_value=inf"),
         (Tighten, {"weight_decay": "2"}, "Tighten.weight_decay='2'"),
+        (ClipQK, {"limit": 0}, "ClipQK.limit=0"),
+        (ClipQK, {"limit": math.inf}, "ClipQK.limit=inf"),
         (SwapSource, {"source": ""}, "SwapSource.source=''"),
         (SwapSource, {"weight": -0.1}, "SwapSource.weight=-0.1"),
         (SkipBatches, {"count": 0}, "SkipBatches.count=0"),

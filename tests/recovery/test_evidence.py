@@ -793,3 +793,24 @@ def test_an_anomaly_begins_with_the_suspicious_steps_right_before_it() -> None:
         seen(evidence, step, "high", loss=9.0)
     anomaly = found_damaged(evidence)
     assert (anomaly.onset, anomaly.batch) == (97, 1097)
+
+
+@pytest.mark.parametrize(
+    ("loss", "grown_at", "runs_away"),
+    [(300.0, 350, True), (300.0, 310, False), (300.0, None, False), (90.0, 350, False)],
+)
+def test_no_change_of_the_data_explains_weights_that_grow_and_a_loss_far_above_that_of_untrained_ones(
+    loss: float, grown_at: int | None, runs_away: bool
+) -> None:
+    evidence = watching()
+    for step in range(320, 400):
+        found = _finding("proportion", step, Severity.ALARM, spoils_update=False)
+        evidence.weigh({"step": step, "loss": loss}, Verdict(step=step, findings=(found,) if step == grown_at else ()))
+    if grown_at == 310:
+        evidence.load_state_dict(evidence.state_dict() | {"grown_at": 310})
+    assert evidence.is_running_away(since=330) is runs_away
+    resumed = watching()
+    resumed.load_state_dict(json.loads(json.dumps(evidence.state_dict())))
+    for step in range(400, 420):
+        seen(resumed, step, loss=loss)
+    assert resumed.is_running_away(since=330) is runs_away

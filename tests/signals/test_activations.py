@@ -434,7 +434,7 @@ def test_the_largest_logit_of_the_lab_model() -> None:
     wanted: dict[str, float] = {}
 
     def spy(layer: str, module: Any, args: tuple[Any, ...], kwargs: Any) -> None:
-        query, key, _, _ = read_lab(module, args, kwargs)
+        query, key, *_ = read_lab(module, args, kwargs)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         wanted[f"attention_logit_max/{layer}"] = float(scores.detach().masked_fill(future, -math.inf).max())

@@ -517,3 +517,27 @@ def test_ranks_add_up_to_the_whole_model(tmp_path: Path) -> None:
     for _ in range(3):
         alone = sampled_update(sampler, optimizer, lambda: model(torch.ones(2, 7)).sum())
     assert json.loads((tmp_path / "whole.json").read_text()) == pytest.approx(alone, rel=1e-5)
+
+
+class Quantised(torch.Tensor):
+    """A moment of eight bits, as a package wraps it: it is read by nobody but its optimizer."""
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor) -> "Quantised":
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func} of eight bits")
+
+
+def test_moments_of_a_type_of_their_own_are_passed_over() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    optimizer.state[model.weight]["exp_avg"] = Quantised(model.weight)
+    sampler = WeightSampler(model, [optimizer])
+    names, norms = sampler.norms(sampler.before_update())
+    found = dict(zip(names, norms.tolist(), strict=True)) if not callable(names) else names(norms.tolist())
+    assert found["moment1_norm"] == pytest.approx(float(optimizer.state[model.bias]["exp_avg"].norm()))

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from sealegs.cli.output import show, show_json
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from sealegs.diagnosis.contract import Advised, Diagnosis, Tried
+    from sealegs.diagnosis.kind import Kind
     from sealegs.record.run import Run
 
 DESCRIPTION = """\
@@ -112,9 +113,12 @@ def check(
     from sealegs.readers.read import read
 
     attempts = [attempt for words in tried for attempt in _tried(words)]  # a wrong word is told before the log is read
-    log = read(place_of(source), metrics=metrics, pattern=pattern)
+    log = read(place_of(source), metrics=metrics, pattern=pattern, needs_loss=False)
     run = with_settings(log.run, settings)
-    findings = replace(look(run, rules=rules, kind=kind), advised=advised(run), tried=tuple(attempts))
+    found = look(run, rules=rules, kind=kind)
+    if {"loss", "reward"}.isdisjoint(run.signals) and not found.judged:
+        raise SourceError(f"{source}: {log.remarks[0]}")
+    findings = replace(found, advised=advised(run, found.kind), tried=tuple(attempts))
     return diagnose(findings, source=source, format=log.format, rules=rules, mapping=log.mapping, remarks=log.remarks)
 
 
@@ -128,15 +132,23 @@ def with_settings(run: "Run", files: Sequence[Path]) -> "Run":
     return replace(run, manifest=replace(run.manifest, settings={**run.manifest.settings, **said})) if said else run
 
 
-def advised(run: "Run") -> "tuple[Advised, ...]":
-    """What the pre-flight rules say of the settings of a run."""
+def advised(run: "Run", kind: "Kind") -> "tuple[Advised, ...]":
+    """What the pre-flight rules say of the settings of a run; of a fine-tune, by the rate that its rows have shown."""
+    import numpy as np
+
     from sealegs.diagnosis.contract import Advised
     from sealegs.preflight_check.config_readers import of_log
+    from sealegs.preflight_check.plan import merged, plan_from
     from sealegs.preflight_check.rule import check as asked
     from sealegs.preflight_check.rules import RULES
 
     found = of_log(run.manifest)
-    advice = asked(found.plan, run.manifest.run_id, RULES, found.names).findings
+    shown: dict[str, Any] = {}
+    if kind.is_trained_before:
+        rates = run.written("lr").values if "lr" in run.signals else np.empty(0)
+        shown = {"finetunes": True, "lr": float(np.nanmax(rates, initial=0.0)) or None}
+        shown |= {"objective": "pairs"} if kind.name == "preference" else {}
+    advice = asked(merged(plan_from(shown), found.plan), run.manifest.run_id, RULES, found.names).findings
     return tuple(Advised(code=one.code, grade=one.grade, text=f"{one.found} ({one.knob})") for one in advice)
 
 

@@ -26,6 +26,7 @@ Intervene in a run that is under way. It is carried out after the step in progre
   lr FACTOR          learning rate times a factor, warmed up again
   skip BATCHES       leave out the next batches
   clip NORM          clip gradients to that norm from here on
+  clip-qk LOGIT      rescale queries and keys of heads whose attention logits are larger
   swap SOURCE        take a source out of the data
   halt               stop the run, as the playbook would
 

@@ -11,7 +11,7 @@ from sealegs.cli.train import named_folder
 from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import open_run
 from sealegs.record.stability_tax import tax_of
-from sealegs.report.commands.interventions import interventions, page
+from sealegs.report.commands.interventions import interventions, page, rescaled
 from sealegs.report.stability import told_of_tax
 
 DESCRIPTION = """\
@@ -39,19 +39,22 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs interventions", description=DESCRIPTION)
     run = open_run(named_folder(options.run))
     found = interventions(run.events)
+    of_heads = rescaled(run.events)
     if options.json:
         tax = tax_of(run.events)
         paid = None if tax is None else tax.to_plain()
-        show_json(
-            {"run": run.manifest.run_id, "interventions": [each.plain() for each in found], "stability_tax": paid}
-        )
+        clips = [{"step": event.step, **event.detail} for event in run.events if event.kind == "qk-clip"]
+        done = {"interventions": [each.plain() for each in found], "qk_clips": clips}
+        show_json({"run": run.manifest.run_id, **done, "stability_tax": paid})
         return 0
     if found:
         show(page, found)
-    else:
+    elif not of_heads:
         skips = len(skipped_steps(run.events))
         what = f"{skips:,} skipped {'step' if skips == 1 else 'steps'}, and nothing else" if skips else "nothing"
         say(f"{run.folder}: {what} was done to this run")
+    for sentence in of_heads:
+        say(sentence)
     for event in run.events:
         if event.kind == "incident-look":
             say(str(event.detail["text"]))

@@ -20,7 +20,8 @@ precision, architecture, data, checkpoints and logs. Each finding has a rule, wh
 and the value, how sure we are and where to read on. What a source does not say, no rule speaks of.
 
 SOURCE is a TOML of `sealegs train`, or one with a [plan]; a run folder, or its name in experiments/; Hugging Face's
-training_args.json or a model's config.json, or a folder with them. Several are read as one plan, the last has its say.
+training_args.json, adapter_config.json or a model's config.json, or a folder with them; the YAML of Axolotl or
+LLaMA-Factory. Several are read as one plan, the last has its say.
 For live objects, where more can be seen: sealegs.preflight(model, optimizer, scheduler, ...).
 
 exit code: 0 no errors, 1 errors, 2 a source cannot be read.
@@ -29,10 +30,11 @@ examples:
   sealegs preflight mine.toml                            settings of `sealegs train`
   sealegs preflight night                                a run of experiments/: also what its gradients came to
   sealegs preflight training_args.json config.json       Hugging Face: how it is trained, and what
+  sealegs preflight axolotl.yaml                         a fine-tune: no advice for pretraining
   sealegs preflight mine.toml --json | jq .margins_missing
   sealegs preflight --explain OPT1                       the page of a rule; `all` lists them
 """
-HUGGING_FACE = ("config.json", "training_args.json")
+HUGGING_FACE = ("config.json", "training_args.json", "adapter_config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +87,9 @@ def explained(code: str) -> str:
 
 def read(source: str) -> "Iterator[Read]":
     """The plans of a source; a Hugging Face folder has one for each file."""
-    from sealegs.preflight_check.config_readers import Read, of_json, of_lab
+    from sealegs.preflight_check.config_readers import Read, of_json, of_lab, of_settings
     from sealegs.preflight_check.plan import written
+    from sealegs.readers.settings_files import read_settings
     from sealegs.record.reading import read_bytes
     from sealegs.record.schema import MANIFEST
 
@@ -112,6 +115,8 @@ def read(source: str) -> "Iterator[Read]":
             yield Read(written(values["plan"], source), {})
         else:
             yield of_lab(asdict(config.starting_point(config=path)))
+    elif path.suffix in (".yaml", ".yml"):
+        yield of_settings(read_settings(path), source)
     else:
         try:
             text = read_bytes(path)

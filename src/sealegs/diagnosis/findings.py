@@ -15,14 +15,16 @@ from sealegs.diagnosis.columns.judged import begun_first, judged
 from sealegs.diagnosis.contract import ColumnFinding, Findings, Health, Problem, Standing
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
-from sealegs.diagnosis.curve.held_out import learns_by_heart
+from sealegs.diagnosis.curve.held_out import goes_on_falling, learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_breaks, norm_leaps, norm_rise
 from sealegs.diagnosis.curve.repeated import without_repeats
 from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
+from sealegs.diagnosis.curve.saw_tooth import is_of_the_tooth, saw_tooth
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import is_cleared, why_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
+from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
 from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
@@ -40,6 +42,9 @@ FEWEST_FALLING = 8
 """The fewest from which a curve that falls beyond doubt can."""
 GRADUAL, LITTLE = ("spike", "level_shift", "drift"), 0.06
 """Kinds of rises, and the height from which on one that stays calls for action."""
+SURE, NORMAL = 4.0, 1.4826
+"""Standard errors that a rise must be above the few rows before it to ask for an action, and what makes a median change
+a deviation."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
@@ -47,6 +52,11 @@ GIVEN_UP = "the attempt in which it happened was given up, and the last one has 
 CLEAR = math.log(2.0)
 """A leap of one row that the live statistic has no say in, and twice that of two rows: a hard batch leaps by less, and
 comes alone."""
+NO_WORSE = (
+    "the held-out loss has gone on falling: harder data, or a loss that is made up otherwise, look so, and no damage"
+)
+QUARTER_MORE = 1.25
+"""Times the loss before, up to which a rise is small enough for that."""
 FALLING = 3
 """Rows that are the loss before where there are no ten."""
 LEAD = 4
@@ -97,11 +107,12 @@ def look(
         done=interventions.done_in(run),
         kind=known,
     )
-    grave = _grave(findings, curve, found)
+    tooth = _tooth_of_all(run, curve, found)
+    grave = [] if tooth else _grave(findings, curve, found)
     cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
     damage = [incident for incident in grave if incident not in cleared]
     findings = replace(findings, cleared=cleared)
-    verdict, because = interventions.weighed(_verdict(findings, curve, found, damage), findings.done)
+    verdict, because = interventions.weighed(_verdict(findings, curve, found, damage, tooth), findings.done)
     if findings.standing and verdict == "healthy" and not known.loss_measures:
         because = ""  # how its first signals went is what stands
     if any(one.is_grave for one in findings.standing) and verdict != "act":
@@ -166,7 +177,9 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
         return sorted(broken + live_statistic.by_the_book(curve))
     grown = risen(run, curve)
     surprising = [
-        one for one in live_statistic.surprising(run, curve, most_folded) if not is_as_before(curve, one.first)
+        one
+        for one in live_statistic.surprising(run, curve, most_folded)
+        if not is_as_before(curve, one.first) and not _is_one_batch(curve, one)
     ]
     judged_from = live_statistic.judges_from(curve)
     sudden = [
@@ -184,6 +197,15 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
     if not any(one.is_open for one in found):
         found += flat(run, curve)
     return sorted([part for one in found for part in _by_attempt(curve, one)] + epoch_steps(run, curve))
+
+
+def _is_one_batch(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a single row is a little higher than those beside it: a batch that is harder than most."""
+    row = one.first
+    beside = _finite(np.concatenate([curve.losses[max(row - AVERAGED, 0) : row], curve.losses[row + 1 :][:AVERAGED]]))
+    if one.kind != "spike" or row != one.last or row == len(curve.losses) - 1 or not len(beside) or beside.min() <= 0:
+        return False
+    return bool(curve.losses[row] < math.exp(SMALLEST) * np.median(beside))
 
 
 def _by_attempt(curve: LossCurve, one: Stretch) -> Iterator[Stretch]:
@@ -349,17 +371,37 @@ def _blind(findings: Findings) -> Problem | None:
     return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
 
 
+def _tooth_of_all(run: Run, curve: LossCurve, found: Sequence[Stretch]) -> str:
+    """The saw-tooth that all rises of a run are part of; empty if there is none."""
+    rises = [one for one in found if one.kind not in BENIGN]
+    tooth = saw_tooth(run, curve) if rises else None
+    return str(tooth) if tooth is not None and is_of_the_tooth(curve, tooth, rises) else ""
+
+
+def _is_nothing(run: Run, signal: str) -> bool:
+    """Whether a signal is exactly 0 wherever it was logged."""
+    values = run.written(signal).values if signal in run.signals else np.empty(0)
+    return len(values) > 0 and not values.any()
+
+
 def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> list[Incident]:
     """Incidents that call for action as far as the loss shows."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
     is_blind = _blind(findings) is not None or not findings.kind.loss_measures
     pairs = zip(found, findings.incidents, strict=True)
     asking = [(one, it) for one, it in pairs if _asks_for_action(curve, one, it, last, is_blind=is_blind)]
+    asking = [(one, it) for one, it in asking if not _is_no_worse(findings.run, it)]
     return [it for one, it in asking if one.kind not in GRADUAL or not _is_little(curve, one)]
 
 
+def _is_no_worse(run: Run, incident: Incident) -> bool:
+    """Whether it is a small rise of the training loss alone: the model gets better on data that are always the same."""
+    is_small = 0 < incident.peak_loss <= QUARTER_MORE * incident.pre_loss
+    return incident.kind in ("level_shift", "drift") and is_small and goes_on_falling(run, incident.start)
+
+
 def _verdict(
-    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident]
+    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident], tooth: str
 ) -> tuple[Health, str]:
     run, incidents, blind = findings.run, findings.incidents, _blind(findings)
     if damage:
@@ -368,16 +410,24 @@ def _verdict(
         return _by_first_signals(findings)
     if any(one.kind == "plateau" for one in found) and (guess := guessed(curve, vocabulary(run))):
         return "act", f"loss stands at ln {guess:,} from the first row to the last: it guesses among {guess:,}"
+    if blind is not None and _is_nothing(run, "loss") and _is_nothing(run, "grad_norm"):
+        return "act", f"loss and gradient norm are exactly 0 on all {len(curve.losses)} rows: nothing is learned"
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
+    if "loss" not in run.signals:
+        return "unknown", "no column looks like a training loss; say which it is: --metric loss=NAME"
     rows = curve.parts[-1]
     if len(rows) < FEWEST_POINTS and (incidents or not _falls(curve.losses[rows])):
         attempt = " of the last attempt" if len(curve.parts) > 1 else ""
         return "unknown", f"{len(rows)} losses{attempt} are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
+    if doubtful and all(_is_no_worse(run, it) for it in doubtful):
+        return "healthy", f"{_told(doubtful)}; but {NO_WORSE}"
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
+    if tooth:
+        return "healthy", f"what rises does so in each period: {tooth}"
     if doubtful:
         changes = dict.fromkeys(why_cleared(findings, incident) for incident in findings.cleared)
         passed = []
@@ -404,6 +454,8 @@ def _falls(losses: Floats) -> bool:
 def _by_first_signals(findings: Findings) -> tuple[Health, str]:
     """The verdict on a run whose loss measures nothing, where nothing calls for action; what stands is told besides."""
     told = [text for name in findings.kind.first if (text := in_words(findings.run, name))]
+    if not told and has_learned(findings.run):
+        told = [in_words(findings.run, "reward", fewest=FEWEST_RISING)]
     doubtful = _counting(findings.incidents, findings.kind)
     if doubtful:
         return "watch", _told(doubtful)
@@ -432,15 +484,31 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW
     if one.kind == "overflow":
         return one.is_open or incident.trajectory == "divergent"
-    deviation = 2 * (incident.limit - incident.usual)
+    deviation = 0.0 if math.isnan(incident.limit) else 2 * (incident.limit - incident.usual)
     is_back = last <= incident.pre_loss + deviation / math.sqrt(AVERAGED)  # a mean of so many rows is known to this
     is_over = (one.kind == "spike" and not one.is_open) or (one.kind != "resume_jump" and is_back)
     if one.kind in BENIGN or one.kind in WATCHED or is_blind:
+        return False
+    if one.kind != "resume_jump" and _is_noise(curve, one):
         return False
     if incident.trajectory == "divergent":
         return True
     has_level = not math.isnan(incident.pre_loss)  # else there is nothing that it shifted from
     return _is_lasting(curve, one) and has_level and not is_over
+
+
+def _is_noise(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a rise is no larger than the noise of its own rows, and of the few before it, makes likely: one low first
+    row, or the last dozen of a short log, show no level."""
+    begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
+    heights = heights_of(curve.losses[curve.finite])
+    before, within = heights[max(begin - AVERAGED, 0) : begin], heights[begin:end]
+    if not len(before) or len(within) < FEWEST:
+        return False
+    changes = np.abs(np.diff(heights[max(begin - USUAL, 0) : end]))
+    noise = float(np.median(changes)) * NORMAL / math.sqrt(2)
+    level = max(float(np.median(within)), float(np.median(within[-(len(within) // 3) :])))
+    return level - float(np.median(before)) < SURE * noise * math.sqrt(1 / len(before) + 1 / len(within))
 
 
 def _is_given_up(curve: LossCurve, one: Stretch) -> bool:
@@ -496,8 +564,15 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
     more = f"; and {len(apart) - MOST_NOTICES} more such leaps" if len(apart) > MOST_NOTICES else ""
     told = [str(leap) for leap in apart[:MOST_NOTICES]]
     leapt = (*told[:-1], told[-1] + more) if told else ()
-    slow = learns_by_heart(run, curve), (None if incidents else norm_rise(run, curve)), constant_scale(run)
-    return (*leapt, *(text for text in (norm_breaks(run, curve, spans), *slow) if text))
+    tooth = saw_tooth(run, curve)
+    slow = (
+        norm_breaks(run, curve, spans),
+        None if tooth is None else str(tooth),
+        learns_by_heart(run, curve),
+        None if incidents else norm_rise(run, curve),
+        constant_scale(run),
+    )
+    return (*leapt, *(text for text in slow if text))
 
 
 def _ends(curve: LossCurve) -> tuple[float, float]:

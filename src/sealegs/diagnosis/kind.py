@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, LossCurve
+from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
 from sealegs.errors import ConfigError
 from sealegs.record.manifest import dotted
 from sealegs.record.run import Run
@@ -37,6 +38,10 @@ NO_MEASURE = ("policy-gradient", "gan")
 """Kinds whose loss is a means to a gradient: how high it is says nothing."""
 LOSS_TELLS = ("pretraining", "fine-tuning", "diffusion", "vision", "supervised")
 """Kinds whose loss is their first signal."""
+
+TRAINED_BEFORE = ("fine-tuning", "preference")
+"""Kinds whose weights come from an earlier training. A beta2 of 0.999, no weight decay and hardly a warm-up are usual
+there in a few thousand steps, and the architecture is what it is."""
 
 FIRST: Mapping[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(LOSS_TELLS, (("loss",),)),
@@ -82,8 +87,8 @@ POLICY = (
 )
 """Signals of a policy. One alone may be of something else."""
 ACTOR = re.compile(
-    r"(?:.*_)?(?:(value|policy|actor|critic|td|vf|pg|qf\d?|surrogate|policy_gradient|value_function|ent_coef)_loss"
-    r"|loss_(?:pi|vf?|qf?)|(explained_var(?:iance)?)|(ep(?:isode)?_len(?:gth)?)(?:_mean)?|(advantages?)(?:_mean)?)"
+    r"(?:.*_)?(?:(value|policy|actor|critic|td|vfn?|pg|qf\d?|surrogate|policy_gradient|value_function|ent_coef)_loss"
+    r"|loss_(?:pi|vf?|qf?)|(explained_var(?:iance)?)|(ep(?:isode)?_?len(?:gth)?)(?:_?mean)?|(advantages?)(?:_mean)?)"
 )
 """Names of columns that agents have: two of them are enough where there is no reward."""
 EXPERTS = ("expert_load", "expert_violation", "dead_expert_share", "router_entropy", "router_balance_loss")
@@ -99,6 +104,21 @@ TRAINERS: tuple[tuple[re.Pattern[str], KindName], ...] = (
 """What trainers and their settings are called, in lower case; the first that fits."""
 FINE_TUNING = ("lora_r", "lora_alpha", "lora_rank", "lora", "peft", "adapter", "finetuning_type", "peft_config")
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts", "experts")
+ROUTERS = re.compile(r"(?:.*[._])?(?:router|gate|wg)(?:[._]weight)?|all-linear")
+"""Names of modules that route; ``gate_proj`` is part of an expert."""
+OF_ITS_TRAINER: tuple[tuple[frozenset[str], KindName], ...] = (
+    (frozenset(("completion_only_loss", "assistant_only_loss")), "fine-tuning"),
+    (frozenset(("base_model", "micro_batch_size")), "fine-tuning"),
+)
+"""Settings that only a trainer of answers has, whatever they are set to: TRL's SFT, Axolotl."""
+STAGES: Mapping[str, KindName] = {
+    "sft": "fine-tuning",
+    "dpo": "preference",
+    "kto": "preference",
+    "rm": "preference",
+    "ppo": "policy-gradient",
+}
+"""LLaMA-Factory's stages."""
 VISION = ("num_classes", "image_size", "img_size", "imgsz")
 DIFFUSION = ("num_train_timesteps", "noise_scheduler", "snr_gamma", "prediction_type", "beta_schedule")
 NOISED = ("loss_simple", "loss_vlb", "vb_loss", "min_snr", "denoising_loss", "flow_matching_loss")
@@ -124,6 +144,12 @@ LOADS = re.compile(
     r"(?:.*_)?(?:moe|experts?_(?:load|util\w*|usage|tokens|balance)|tokens_per_expert|dead_experts?)(?:_.*)?"
 )
 """Names of columns about experts, whatever they say."""
+ENVIRONMENT = frozenset(("episode", "episodes", "ep", "eplen", "epcount", "timestep", "timesteps", "env"))
+"""Words in the names of columns of a policy that acts in an environment."""
+HELD_OUT = frozenset(("eval", "val", "valid", "validation", "test", "heldout", "holdout", "evaluation"))
+OF_COMPLETIONS = ("completion_length", "cut_share", "zero_spread_share")
+"""Signals of a policy that writes texts."""
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 VALUES = re.compile(r"explor|epsilon|q_?val|td_?(loss|err)|ent_coef|critic_loss|actor_loss|qf\d?_|q_loss|alpha_loss")
 """Names of columns of a policy that is read off learned values: it has neither an entropy nor a divergence to log."""
 
@@ -152,6 +178,11 @@ class Kind:
     def first(self) -> tuple[str, ...]:
         """The signals by which it is judged first."""
         return tuple(dict.fromkeys(name for part in (self.name, *self.traits) for row in FIRST[part] for name in row))
+
+    @property
+    def is_trained_before(self) -> bool:
+        """Whether what is good practice in a long run from random weights is beside the point."""
+        return self.name in TRAINED_BEFORE
 
     @property
     def loss_measures(self) -> bool:
@@ -184,10 +215,33 @@ def kind_of(run: Run, curve: LossCurve, said: str | None = None) -> Kind:
         name, because = _name(run, curve, settings)
     traits = tuple(dict.fromkeys((*traits, *_traits(run, settings))))
     rows = [row for part in (name, *traits) for row in FIRST[part]]
-    if name == "policy-gradient" and any(map(VALUES.search, map(str.lower, run.signals))):
+    reads_values = any(map(VALUES.search, map(str.lower, run.signals)))
+    if name == "policy-gradient" and (reads_values or _reward_tells(run)):
         rows.remove(FIRST[name][1])
     missing = [" or ".join(row[:3]) for row in rows if not any(_has(run, signal) for signal in row)]
     return Kind(name=name, traits=traits, because=because, missing=tuple(dict.fromkeys(missing)))
+
+
+def _reward_tells(run: Run) -> bool:
+    """Whether a reward that has risen is enough to say that a policy is well.
+
+    That of an environment is what is wanted. That of a scorer stands for it, and a policy can please a scorer without
+    doing what is meant: its entropy or divergence would show, or what is measured on held-out data.
+    """
+    words = {name: set(_plain(_CAMEL.sub("_", name)).split("_")) for name in run.signals}
+    if not has_learned(run):
+        return False
+    if not _logged(run, OF_COMPLETIONS) and any(ENVIRONMENT & these for these in words.values()):
+        return True
+    return any(HELD_OUT & these and _moves(run, name) for name, these in words.items())
+
+
+def _moves(run: Run, signal: str) -> bool:
+    """Whether a signal was measured often enough, and is no setting."""
+    if not run.has_numbers(signal):
+        return False
+    values = run.series(signal)[1]
+    return len(values) >= FEWEST_RISING and bool(values.min() < values.max())
 
 
 def vocabulary(run: Run) -> float | None:
@@ -234,11 +288,20 @@ def _plain(name: str) -> str:
 
 def _traits(run: Run, settings: Mapping[str, object]) -> Iterator[Trait]:
     has_experts = any(isinstance(count := settings.get(name), int | float) and count > 1 for name in EXPERT_COUNTS)
+    has_experts = has_experts and not _routers_stand_still(settings)
     if has_experts or _logged(run, EXPERTS) or any(LOADS.fullmatch(_plain(name)) for name in run.signals):
         yield "moe"
     precision = " ".join(str(settings.get(name, "")) for name in ("dtype", "precision", "mixed_precision", "fp8"))
     if _logged(run, LOW_PRECISION) or any(word in precision.lower() for word in ("fp8", "mxfp", "nvfp4", "float8")):
         yield "low-precision"
+
+
+def _routers_stand_still(settings: Mapping[str, object]) -> bool:
+    """Whether an adapter is trained that has no part in a router: then no load can collapse by what is learned."""
+    named = [settings.get("target_modules"), settings.get("modules_to_save") or []]
+    if not all(isinstance(names, list) for names in named) or not named[0]:
+        return False
+    return not any(ROUTERS.fullmatch(str(name)) for names in named if isinstance(names, list) for name in names)
 
 
 def _name(run: Run, curve: LossCurve, settings: Mapping[str, object]) -> tuple[KindName, str]:
@@ -288,11 +351,15 @@ def _by_columns(names: Mapping[str, str]) -> tuple[KindName, str] | None:
 
 
 def _by_settings(settings: Mapping[str, object]) -> tuple[KindName, str] | None:
+    if "finetuning_type" in settings and (stage := STAGES.get(str(settings.get("stage")))):
+        return stage, f"its stage is {settings['stage']}"
     kinds: tuple[tuple[tuple[str, ...], KindName], ...]
     kinds = ((DIFFUSION, "diffusion"), (FINE_TUNING, "fine-tuning"), (VISION, "vision"))
     for names, kind in kinds:
         if told := [name for name in names if settings.get(name) not in (None, "", 0, "None", "none", "full")]:
             return kind, f"its settings have {told[0]}"
+    if trainer := next(((keys, kind) for keys, kind in OF_ITS_TRAINER if keys <= settings.keys()), None):
+        return trainer[1], f"its settings have {min(trainer[0])}"
     return None
 
 

@@ -40,6 +40,8 @@ SCHEDULES = ("lr_scheduler_type", "lr_scheduler", "scheduler", "schedule", "lr_s
 WITHOUT = ("", "none", "constant", "flat", "fixed")
 
 
+FALLEN = 3.0
+"""Times all that a loss goes to and fro by, which it must have come down to say something."""
 HOVERING = 0.05
 """Smallest share of negative losses, of positive ones, and of changes of sign, from which on a loss measures
 nothing."""
@@ -59,15 +61,27 @@ def problems_of(run: Run, curve: LossCurve) -> tuple[Problem, ...]:
 def hovers(losses: Floats) -> bool:
     """Whether losses go to and fro around zero, as those of policy gradients do: such a loss measures nothing.
 
+    A bound on a likelihood may end there, too, but comes down from far above.
+
     >>> hovers(np.array([1e-9, -2e-9, 3e-9, 1e-9, -1e-9] * 20)), hovers(np.linspace(3.0, -2.0, 100))
     (True, False)
+    >>> hovers(np.append(np.linspace(50.0, 1.0, 30), [1.0, -2.0, 3.0, 1.0, -1.0] * 20))
+    False
     """
     negative = losses < 0
     return (
         len(losses) >= ENOUGH
+        and not _comes_down(losses)
         and bool(HOVERING < negative.mean() < 1 - HOVERING)
         and bool(np.mean(negative[1:] != negative[:-1]) > HOVERING)
     )
+
+
+def _comes_down(losses: Floats) -> bool:
+    """Whether a loss began far above where all of its second half goes to and fro."""
+    late = losses[len(losses) // 2 :]
+    first = float(np.median(losses[:FEWEST]))
+    return first - float(late.max()) > FALLEN * float(late.max() - late.min())
 
 
 def _of_loss(curve: LossCurve) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from sealegs.diagnosis import interventions, statements
@@ -51,6 +52,8 @@ LOST = ("misaligned-restart", "optimizer-reset")
 """Causes that are a part of the state that a resume did not bring back, and that every update needs."""
 UNITS = ("train-is-multiple-of-eval", "train-in-bits", "starts-far-above-uniform")
 """Signs of a loss that is not in the units that it should be in, or of a model that begins far from where it should."""
+LONG_RUNS = ("stale-beta2", "weight-decay-low")
+"""Causes that the settings of nearly every fine-tune would open, and that a few thousand steps leave no time for."""
 STUCK = ("exactly-zero", "zero-loss-zero-gradient", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
 """Signs of a loss that has no right to be what it is."""
 FIRST: tuple[Situation, ...] = ("policy-gradient", "preference", "gan", "moe", "low-precision")
@@ -190,7 +193,13 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
                 Statement(cause=card.name, weight="against", text=failed, source="attempts")
             )
     weighed = [
-        weigh(card, said, is_known=card.was_written_for(kind), beside=beside.get(card.name, ())) for card in cards
+        weigh(
+            msgspec.structs.replace(card, opens=()) if kind.is_trained_before and card.name in LONG_RUNS else card,
+            said,
+            is_known=card.was_written_for(kind),
+            beside=beside.get(card.name, ()),
+        )
+        for card in cards
     ]
     listed = sorted(
         (item for item in weighed if item.grade),
@@ -323,6 +332,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     top = likely[0]
     if facts.findings.verdict == "healthy" and "metric" in top.card.explains and not _in_two_units(facts):
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."
+    if facts.findings.verdict == "healthy" and facts.findings.kind.is_trained_before:
+        return "Leave it: nothing asks for an action."  # steps at epochs, a saw-tooth: usual there
     asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
     if top.card.name in LEAVE_IT and top.grade != "hypothesis" and not asks:
         return f"Leave it: {_orders(facts, top.card.remedies)}."

@@ -37,7 +37,7 @@ def margins(facts: Facts) -> Reply:
     """Question 0: the stability margins that the settings lack."""
     if not facts.known.values:
         return Reply(UNKNOWN, "the log does not say with which settings the run was made", ("the settings",))
-    gone = list(missing_margins(facts.known))
+    gone = list(missing_margins(facts.known, is_trained_before=facts.findings.kind.is_trained_before))
     if not gone and facts.known.values.keys() == {"dtype"}:  # a column of the log says so much
         return Reply(UNKNOWN, "of the settings the log says the precision alone", ("the settings",))
     if not gone:

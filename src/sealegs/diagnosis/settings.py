@@ -118,27 +118,34 @@ def precision(value: Any) -> str | None:
     return next((ours for ours, theirs in names.items() if word in theirs), None)
 
 
-def missing_margins(known: Known) -> Iterator[str]:
-    """A sentence for each stability margin that the settings do without."""
-    beta2, decay, clip = known.number("beta2"), known.number("weight_decay"), known.number("clip")
-    steps, warmup, layers = known.number("steps"), known.number("warmup_steps"), known.number("layers")
-    if beta2 is not None and beta2 > 0.98:
-        yield f"beta2 {beta2:g} averages about {1 / max(1 - beta2, 1e-9):.0f} steps (0.95: 20)"
-    if decay is not None and not 0.01 <= decay <= 0.5:
-        yield f"weight decay {decay:g}, outside 0.01 to 0.5 (usual: 0.1)"
+def missing_margins(known: Known, *, is_trained_before: bool = False) -> Iterator[str]:
+    """A sentence for each stability margin that the settings do without; of a model that was trained before, only for
+    those that hold for it, too."""
+    if not is_trained_before:
+        yield from _margins_from_scratch(known)
+    clip = known.number("clip")
     if clip is not None and not 0 < clip <= 1:
         yield f"gradients are clipped at {clip:g} (usual: 1.0)" if clip > 1 else "gradients are not clipped"
-    if warmup is not None and warmup <= 0 and (steps or LONG_RUN) >= LONG_RUN:
-        yield "no warm-up"
     if known.dtype == "fp16":
         yield "fp16, whose largest number is 65504 (bf16: 3e38)"
-    if known.values.get("norm_position") == "post" and (layers or 0) >= 12:
-        yield f"norms after the residual sum in {layers:g} layers"
-    std, usual = known.number("init_std"), known.init_std_from_width
-    if std is not None and usual is not None and std > 2 * usual:
-        yield f"initial weights with std {std:g}, sqrt(1 / (3 width)) is {usual:.3g}"
     if known.number("norm_eps") == 0:
         yield "norms without an epsilon"
     for switch, words in (("naive_softmax", "softmax without its maximum"), ("naive_log_loss", "log(softmax(x))")):
         if known.says(switch):
             yield words
+
+
+def _margins_from_scratch(known: Known) -> Iterator[str]:
+    beta2, decay = known.number("beta2"), known.number("weight_decay")
+    steps, warmup, layers = known.number("steps"), known.number("warmup_steps"), known.number("layers")
+    if beta2 is not None and beta2 > 0.98:
+        yield f"beta2 {beta2:g} averages about {1 / max(1 - beta2, 1e-9):.0f} steps (0.95: 20)"
+    if decay is not None and not 0.01 <= decay <= 0.5:
+        yield f"weight decay {decay:g}, outside 0.01 to 0.5 (usual: 0.1)"
+    if warmup is not None and warmup <= 0 and (steps or LONG_RUN) >= LONG_RUN:
+        yield "no warm-up"
+    if known.values.get("norm_position") == "post" and (layers or 0) >= 12:
+        yield f"norms after the residual sum in {layers:g} layers"
+    std, usual = known.number("init_std"), known.init_std_from_width
+    if std is not None and usual is not None and std > 2 * usual:
+        yield f"initial weights with std {std:g}, sqrt(1 / (3 width)) is {usual:.3g}"

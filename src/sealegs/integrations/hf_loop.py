@@ -33,6 +33,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,9 @@ from sealegs.guard import Guard
 from sealegs.integrations.accelerate import is_skipped, tell_skipped, unscale_once
 from sealegs.integrations.accelerate_loader import handed_out, has_places
 from sealegs.integrations.patches import Patches
+from sealegs.integrations.preflight_advice import advice
 from sealegs.loop_port import RESERVED
+from sealegs.preflight_check.live import of_batch
 from sealegs.readers.names import live_names
 
 STATE = "sealegs.json"
@@ -118,6 +121,8 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         self._schedule = trainer.lr_scheduler if isinstance(trainer.lr_scheduler, TrainerSchedule) else None
         self._loss: Tensor | None = None
         self._tokens = 0
+        self._has_looked = False
+        """Whether the first batch has been looked at: what of it counts for the loss."""
         self._is_elsewhere = False
         """Whether this step went back: then nothing is logged, evaluated or saved after it."""
         self._has_gone_back = False
@@ -308,6 +313,9 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
     def _training_step(self, train: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def training_step(model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
             loss = train(model, inputs, num_items_in_batch)
+            if not self._has_looked:
+                self._has_looked = True
+                self._look_at(inputs)
             share = loss.detach()
             self._loss = share if self._loss is None else self._loss + share
             ids = inputs.get("input_ids") if hasattr(inputs, "get") else None
@@ -320,6 +328,16 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             return loss
 
         return training_step
+
+    def _look_at(self, inputs: Any) -> None:
+        """Say what is wrong with a batch of texts, if anything is: nobody prints one."""
+        if not isinstance(inputs, Mapping):
+            return
+        told = advice(partial(of_batch, self._trainer.model, inputs))
+        if told.advised is None or told.advised.findings:
+            told.note(self._guard.watch, step=self._guard.number)
+            if self._trainer.is_world_process_zero():
+                told.warn(stacklevel=2)
 
     def _step(self, _: Callable[..., Any]) -> Callable[..., None]:
         """Replace the step of Accelerate's optimizer by the guard's."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 from sealegs.errors import ConfigError, RunExists
 from sealegs.guard import watch_of
-from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, has_begun
+from sealegs.guard_options import Checkpointing, Clipping, GuardOptions, Telemetry, has_begun
 from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
 from sealegs.recovery.playbook import Playbook
@@ -19,6 +19,7 @@ class LoopOptions(TypedDict, total=False):
     """The options of a guard in a framework's loop. Each means what it means to ``sealegs.Guard``."""
 
     clip: float | None
+    attention_logit: float | None
     act: bool
     playbook: Playbook | None
     checkpoint_every: int | Checkpointing
@@ -55,8 +56,10 @@ def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
 
 def guard_options(options: LoopOptions, **of_framework: Any) -> GuardOptions:
     """All options of a guard: the user's, and those that the framework says. A wrong value is refused here."""
-    given: Any = {name: value for name, value in options.items() if name != "resume"}
-    return GuardOptions(**given, **of_framework)
+    given: Any = {name: value for name, value in options.items() if name != "resume"} | of_framework
+    if (limit := given.pop("attention_logit", None)) is not None:
+        given["clip"] = Clipping(norm=given.get("clip"), attention_logit=limit)
+    return GuardOptions(**given)
 
 
 def open_loop(

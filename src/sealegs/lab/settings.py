@@ -183,6 +183,9 @@ class OptimizerSettings:
     """On matrices only. Below 0.01 weights drift upwards, above 0.5 the model cannot fit."""
     clip: float = 1.0
     """Largest global L2 norm of the gradients; 0 is off, and takes the first line of defence."""
+    qk_clip: float = 0.0
+    """Gives margin: where an attention logit of a head is larger, its queries and keys are rescaled; 0 is off, 100 is
+    what Kimi K2 was trained with."""
     warmup_steps: int = 50
     """Steps in which the learning rate rises from nearly nothing to its peak."""
     final_lr_share: float = 0.1
@@ -196,6 +199,7 @@ class OptimizerSettings:
         _refuse_unless(self.eps > 0, "optimizer.eps", self.eps, "must be above 0")
         _refuse_unless(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "must not be negative")
         _refuse_unless(self.clip >= 0, "optimizer.clip", self.clip, "must not be negative; 0 is off")
+        _refuse_unless(self.qk_clip >= 0, "optimizer.qk_clip", self.qk_clip, "must not be negative; 0 is off")
         _refuse_unless(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "must not be negative")
         _refuse_unless(
             0 <= self.final_lr_share <= 1, "optimizer.final_lr_share", self.final_lr_share, "a share from 0 to 1"

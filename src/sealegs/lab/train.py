@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sealegs.errors import ConfigError, RunHalted, SourceError, StorageError
 from sealegs.guard import Guard
-from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_ranges
+from sealegs.guard_options import Checkpointing, Clipping, GuardOptions, Telemetry, skip_ranges
 from sealegs.lab.data import Batch, Ints, Stream
 from sealegs.lab.experts import router_signals
 from sealegs.lab.float8 import float8_signals
@@ -36,6 +36,7 @@ from sealegs.record.manifest import Manifest
 from sealegs.record.schema import CHECKPOINTS, TOKENIZER
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.playbook import Playbook
+from sealegs.signals.activations import ActivationSampler
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.vocabulary import Sink
 from sealegs.watch import Watch
@@ -103,7 +104,7 @@ def train(
         options = GuardOptions(
             scheduler=scheduler,
             scaler=scaler,
-            clip=settings.optimizer.clip or None,
+            clip=Clipping(norm=settings.optimizer.clip or None, attention_logit=settings.optimizer.qk_clip or None),
             act=not settings.shadow,
             playbook=PLAYBOOKS[settings.playbook](),
             checkpoint_every=Checkpointing(
@@ -113,7 +114,7 @@ def train(
                 snapshot_memory=SNAPSHOT_BYTES,
             ),
             resume=resume,
-            telemetry=Telemetry(sample_every=settings.cadence.detail_steps),
+            telemetry=Telemetry(sample_every=settings.cadence.detail_steps, activations=eager_sampler(model, settings)),
         )
         open_watch = partial(Watch, record, sinks=sinks)
         with Guard.around(LoopPort(model, optimizer, options, open_watch, has_folder=True)) as guard:
@@ -145,6 +146,12 @@ def train(
                 how = {"reason": "ended-badly", "why": result.ended_badly}
             watch.note("end", **how, by=result.stopped_by, eval_loss=result.eval_loss, skips=watch.skips)
     return result
+
+
+def eager_sampler(model: nn.Module, settings: Settings) -> ActivationSampler | None:
+    """In compiled code nobody sees the attention logits that are to be limited: sampled steps run without it."""
+    is_needed = settings.compile and settings.optimizer.qk_clip > 0
+    return ActivationSampler(model, force_eager=True) if is_needed else None
 
 
 SNAPSHOT_BYTES = 8 * 2**30

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from sealegs.diagnosis.settings import Known, known_of
+from sealegs.diagnosis.settings import Known, known_of, precision
 from sealegs.errors import ConfigError
-from sealegs.preflight_check.plan import Plan, plan_from
+from sealegs.preflight_check.plan import Plan, merged, plan_from
 from sealegs.record.manifest import Manifest, dotted
 from sealegs.record.reading import parse_json
 from sealegs.record.typed import fits
@@ -161,6 +161,18 @@ def _lab_parameters(flat: Mapping[str, Any]) -> int:
     return int(flat["model.layers"] * (4 * width**2 + mlp) + heads * width * flat["model.vocabulary"])
 
 
+OBJECTIVES: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"num_generations", "num_sample_generations", "reward_weights"}), "reward"),
+    (frozenset({"precompute_ref_log_probs", "desirable_weight", "center_rewards_coefficient"}), "pairs"),
+    (frozenset({"completion_only_loss", "assistant_only_loss", "dataset_text_field"}), "answers"),
+)
+"""Arguments that only a trainer of TRL's has, and what it trains for."""
+STAGES = {"sft": "answers", "dpo": "pairs", "kto": "pairs", "rm": "pairs", "ppo": "reward"}
+"""LLaMA-Factory's stages; ``pt`` is none of them."""
+OF_AXOLOTL = {"lr_scheduler": "lr_scheduler_type", "optimizer": "optim"}
+"""What Axolotl calls otherwise than Hugging Face."""
+
+
 def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
     """``TrainingArguments.to_json_string()``, or a part of it."""
     known, names = _renamed(values, TRAINING_ARGUMENTS)
@@ -170,10 +182,14 @@ def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
     optim = str(values.get("optim", ""))
     if optim.startswith("adamw"):
         known |= {"optimizer": "adamw", "decoupled": True, "decays_vectors": False}
+    if isinstance(deepspeed := values.get("deepspeed"), Mapping):
+        known["clips_updates"] = _clips_updates(deepspeed)
     if "max_grad_norm" in values:
         known["clip_by"] = "norm"
-    if "fp16" in values or "bf16" in values:
-        half = "fp16" if values.get("fp16") else "bf16" if values.get("bf16") else "fp32"
+    if objective := next((kind for names, kind in OBJECTIVES if names & values.keys()), None):
+        known |= {"finetunes": True, "objective": objective}
+    if any(isinstance(values.get(half), bool) for half in ("fp16", "bf16")):
+        half = "fp16" if values.get("fp16") is True else "bf16" if values.get("bf16") is True else "fp32"
         known |= {"dtype": half, "scaler": half == "fp16"}
         names["dtype"] = half if half != "fp32" else "bf16"
     steps = _number(values, "max_steps")
@@ -185,6 +201,73 @@ def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
     known |= _schedule(values, total, _number(values, "learning_rate"))
     names |= {"schedule": "lr_scheduler_type", "final_lr_share": "lr_scheduler_kwargs"}
     return Read(plan_from(known, where), names)
+
+
+def of_deepspeed(values: Mapping[str, Any], where: str) -> Read:
+    """A configuration of DeepSpeed's."""
+    optimizer = values.get("optimizer")
+    optimizer = optimizer if isinstance(optimizer, Mapping) else {}
+    kind, given = str(optimizer.get("type", "")).lower(), optimizer.get("params")
+    given = given if isinstance(given, Mapping) else {}
+    known: dict[str, Any] = {name: _number(given, name) for name in ("lr", "eps", "weight_decay")}
+    betas = given.get("betas")
+    if isinstance(betas, list) and len(betas) == 2 and all(fits(beta, float) for beta in betas):
+        known |= {"beta1": betas[0], "beta2": betas[1]}
+    known |= {
+        "optimizer": kind or None,
+        "clip": _number(values, "gradient_clipping"),
+        "clips_updates": _clips_updates(values),
+    }
+    names = {"clip": "gradient_clipping"} | {name: f"optimizer.params.{name}" for name in ("lr", "eps", "weight_decay")}
+    return Read(plan_from(known, where), names)
+
+
+def _clips_updates(values: Mapping[str, Any]) -> bool | None:
+    """Whether DeepSpeed clips what Muon has orthogonalised: under ZeRO of any stage it does."""
+    optimizer, zero = values.get("optimizer"), values.get("zero_optimization")
+    if not isinstance(optimizer, Mapping) or "type" not in optimizer:
+        return None
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    return "muon" in str(optimizer["type"]).lower() and stage in (1, 2, 3)
+
+
+def of_adapter_config(values: Mapping[str, Any], where: str) -> Read:
+    """PEFT's ``adapter_config.json``."""
+    return Read(plan_from({"finetunes": True, "adapter": True}, where), {})
+
+
+def of_llama_factory(values: Mapping[str, Any], where: str) -> Read:
+    """The YAML of a LLaMA-Factory run: Hugging Face's arguments, and its own."""
+    read = of_training_arguments(values, where)
+    kind, stage = str(values.get("finetuning_type", "lora")), str(values.get("stage", "sft"))
+    known = {
+        "finetunes": True,
+        "adapter": kind not in ("full", "freeze"),
+        "objective": STAGES.get(stage),
+        "quantised": _bits(values.get("quantization_bit")),
+        "weights_dtype": "bf16" if values.get("pure_bf16") is True else None,
+    }
+    return Read(merged(read.plan, plan_from(known, where)), read.names)
+
+
+def of_axolotl(values: Mapping[str, Any], where: str) -> Read:
+    """The YAML of an Axolotl run."""
+    read = of_training_arguments({OF_AXOLOTL.get(name, name): value for name, value in values.items()}, where)
+    rl = str(values.get("rl") or "")
+    bits = 4 if values.get("load_in_4bit") is True else 8 if values.get("load_in_8bit") is True else None
+    known = {
+        "finetunes": values.get("reinit_weights") is not True,
+        "adapter": bool(values.get("adapter")),
+        "objective": "answers" if not rl else "reward" if rl in ("grpo", "ppo") else "pairs",
+        "quantised": _bits(bits),
+    }
+    ours = {theirs: own for own, theirs in OF_AXOLOTL.items()}
+    names = {field: ours.get(name, name) for field, name in read.names.items()}
+    return Read(merged(read.plan, plan_from(known, where)), names)
+
+
+def _bits(count: Any) -> str | None:
+    return {"4": "4-bit", "8": "8-bit"}.get(str(count))
 
 
 def _interval(values: Mapping[str, Any], strategy: str, name: str, ours: str, total: int | None) -> dict[str, Any]:
@@ -244,7 +327,17 @@ def of_model_config(values: Mapping[str, Any], where: str) -> Read:
             known["qk_norm"] = inside[name]
             names["qk_norm"] = name
     known |= _model_parameters(inside, known)
+    known |= _quantised(values.get("quantization_config"))
     return Read(plan_from(known, where), names)
+
+
+def _quantised(said: object) -> dict[str, Any]:
+    """How a base is kept, by its ``quantization_config``."""
+    if not isinstance(said, Mapping):
+        return {}
+    bits = 4 if said.get("load_in_4bit") is True else 8 if said.get("load_in_8bit") is True else said.get("bits")
+    computes = precision(said.get("bnb_4bit_compute_dtype")) if said.get("load_in_4bit") is True else None
+    return {"quantised": _bits(bits), "compute_dtype": computes}
 
 
 MODEL_CONFIG_CAPS = {"logit_softcap": "final_logit_softcapping", "attention_softcap": "attn_logit_softcapping"}
@@ -333,7 +426,11 @@ def _renamed(values: Mapping[str, Any], table: Mapping[str, str]) -> tuple[dict[
 
 
 RECOGNISED: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], str], Read]], ...] = (
+    (frozenset({"peft_type", "base_model_name_or_path", "target_modules"}), of_adapter_config),
+    (frozenset({"finetuning_type", "cutoff_len", "preprocessing_num_workers", "stage"}), of_llama_factory),
+    (frozenset({"base_model", "sequence_len", "micro_batch_size", "num_epochs"}), of_axolotl),
     (frozenset({"learning_rate", "per_device_train_batch_size", "lr_scheduler_type"}), of_training_arguments),
+    (frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "gradient_clipping"}), of_deepspeed),
     (frozenset({"model_type", "hidden_size", "n_embd", "architectures", "text_config"}), of_model_config),
 )
 """Keys of which one is enough, and the reader of an object that has it."""
@@ -345,10 +442,16 @@ def of_json(text: bytes, where: str) -> Read:
         values = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"{where}: not JSON ({error})") from error
-    if isinstance(values, dict):
+    return of_settings(values, where)
+
+
+def of_settings(values: object, where: str) -> Read:
+    """The settings of a program; its keys tell which one."""
+    if isinstance(values, Mapping):
         for keys, read in RECOGNISED:
             if keys & values.keys():
                 return read(values, where)
     raise ConfigError(
-        f"{where}: neither training arguments (learning_rate, ...) nor a model's config (model_type, hidden_size, ...)"
+        f"{where}: neither training arguments (learning_rate, ...) nor a model's config (model_type, hidden_size, "
+        "...), an adapter's, or the settings of Axolotl or LLaMA-Factory"
     )

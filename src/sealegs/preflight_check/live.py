@@ -25,7 +25,7 @@ from sealegs.preflight_check.config_readers import Read
 from sealegs.preflight_check.plan import Plan, merged, plan_from, written
 from sealegs.preflight_check.rule import check
 from sealegs.preflight_check.rules import RULES
-from sealegs.preflight_check.structure import read_structure
+from sealegs.preflight_check.structure import is_trained, read_structure
 from sealegs.report.commands.preflight import Advised
 from sealegs.state.extra_state import Stateful, not_held
 
@@ -52,7 +52,8 @@ def preflight(
 ) -> Advised:
     """Everything that can be said before the first step. The result prints as a page; ``findings`` are values.
 
-    ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch.
+    ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch: of
+    the same one, where ``example`` has ``input_ids`` and an ``attention_mask``, so that it shows what of a row counts.
     ``loss`` gives the loss of a batch, to be backpropagated: with it one step is tried, and undone. ``also`` is what
     the guard is given to keep beside the model. ``more`` is what
     the objects do not show, by the names of a plan (``steps=20_000, clip=1.0, dtype="bf16"``), or ``plan={...}`` with
@@ -70,15 +71,20 @@ def preflight(
         plans.append(plan_from(_ownership(model, optimizers)))
         plans.append(plan_from({"not_held": tuple(not_held(model, optimizers, also))}))
         if loss is not None:
-            plans.append(plan_from({"unmoved": tuple(_unmoved(model, optimizers, loss))}))
+            plans.append(plan_from(_after_a_step(model, optimizers, loss)))
     if scheduler is not None:
         plans.append(plan_from(_schedule(scheduler, more.get("steps"))))
+    begun = any(plan.state.moments_empty is False or plan.schedule.schedule_step for plan in plans)
+    if model is not None and not begun and is_trained(model):
+        plans.append(plan_from({"finetunes": True}))
     if scaler is not None or more.get("dtype"):
         plans.append(plan_from({"scaler": scaler is not None and scaler.is_enabled()}))
     if isinstance(loader, DataLoader):  # nothing is known of other loaders
         plans.append(plan_from(_loading(loader)))
     if labels is not None:
         plans.append(plan_from(_targets(labels)))
+    if isinstance(example, Mapping):
+        plans.append(plan_from(_rows(example, labels, getattr(model, "config", None))))
     told = more.pop("plan", ())
     plans.append(plan_from(more))
     names: dict[str, str] = {}
@@ -92,11 +98,23 @@ def preflight(
     return check(merged(*plans), name, RULES, names)
 
 
+def of_batch(model: nn.Module, batch: Mapping[str, Any]) -> Advised:
+    """What can be said of a batch of texts as its collator made it."""
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    known = _rows(batch, labels, getattr(model, "config", None))
+    if isinstance(ids, Tensor) and isinstance(labels, Tensor) and labels.shape == ids.shape:
+        known |= _targets(labels)
+    if getattr(model, "peft_config", None):
+        known |= {"finetunes": True}
+    return check(plan_from(known), "the first batch", RULES)
+
+
 def _weights(model: nn.Module) -> dict[str, Any]:
     with torch.no_grad():
         bad = tuple(name for name, each in model.named_parameters() if not each.isfinite().all())
     frozen = tuple(name for name, each in model.named_parameters() if not each.requires_grad)
-    return {"nonfinite": bad, "frozen": frozen, "untied": tuple(_untied(model))}
+    known: dict[str, Any] = {"nonfinite": bad, "frozen": frozen, "untied": tuple(_untied(model))}
+    return known | ({"finetunes": True, "adapter": True} if getattr(model, "peft_config", None) else {})
 
 
 def _untied(model: nn.Module) -> Iterator[str]:
@@ -183,8 +201,8 @@ def _ownership(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, A
     }
 
 
-def _unmoved(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> list[str]:
-    """Parameters that one step leaves unchanged; the step is then undone."""
+def _after_a_step(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> dict[str, Any]:
+    """Parameters that one step leaves unchanged, and the share of the entries that it changes; it is then undone."""
     owned = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad and each in owned}
     before = {each: each.detach().clone() for each in owned | set(model.parameters())}
@@ -203,7 +221,11 @@ def _unmoved(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> l
                     group["lr"] = max(group.get("initial_lr", 0.0), group["lr"])
                     group["weight_decay"] = 0.0  # decay moves what no gradient moves
                 _plain_step(optimizer)
-        return [name for name, each in trained.items() if torch.equal(each.detach(), before[each])]
+        unmoved = tuple(name for name, each in trained.items() if torch.equal(each.detach(), before[each]))
+        called = [(each, each.grad != 0) for each in trained.values() if each.grad is not None]
+        pulled = sum(int(where.sum()) for _, where in called)
+        moved = sum(int(((each.detach() != before[each]) & where).sum()) for each, where in called)
+        return {"unmoved": unmoved} | ({"moved_share": moved / pulled} if pulled else {})
     finally:
         with torch.no_grad():
             for each, was in before.items():
@@ -282,6 +304,39 @@ def _targets(labels: Tensor) -> dict[str, Any]:
     counted = (labels != IGNORED).float()
     rows = counted.flatten(1) if labels.ndim > 1 else counted[None]
     return {"target_share": float(counted.mean()), "emptiest_row": float(rows.mean(1).min())}
+
+
+def _rows(example: Mapping[str, Any], labels: Tensor | None, config: object) -> dict[str, Any]:
+    """What a batch of texts shows: the side of its padding, a doubled beginning, what of a row counts for the loss."""
+    ids, mask = example.get("input_ids"), example.get("attention_mask")
+    if not (isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.ndim == 2 and mask.shape == ids.shape):
+        return {}
+    rows = [(row, at) for row, at in enumerate(each.nonzero().flatten() for each in mask) if len(at)]
+    sides = {"left" if at[0] > 0 else "right" for _, at in rows if len(at) < ids.shape[1]}
+    known: dict[str, Any] = {"padding_side": sides.pop() if len(sides) == 1 else None}
+    begins, ends = _special(config, "bos_token_id"), _special(config, "eos_token_id")
+    if begins and rows:
+        known["doubled_bos"] = all(len(at) > 1 and set(ids[row][at[:2]].tolist()) <= begins for row, at in rows)
+    if labels is None or labels.shape != ids.shape:
+        return known
+    texts = [(ids[row][at], labels[row][at] != IGNORED) for row, at in rows]
+    texts = [(text, counts) for text, counts in texts if counts.any()]  # rows without a target are told apart
+    ended = [
+        (_is_any(text, ends - begins) & counts).any() for text, counts in texts if _is_any(text, ends - begins).any()
+    ]
+    if texts:
+        known["answers_learned"] = sum(bool(counts[len(counts) * 3 // 4 :].any()) for _, counts in texts) / len(texts)
+    return known | ({"ends_learned": bool(any(ended))} if ended else {})
+
+
+def _special(config: object, name: str) -> set[int]:
+    """The tokens of a name in a model's configuration."""
+    said = getattr(config, name, None)
+    return {each for each in (said if isinstance(said, list) else [said]) if isinstance(each, int)}
+
+
+def _is_any(tokens: Tensor, wanted: set[int]) -> Tensor:
+    return torch.isin(tokens, torch.tensor(sorted(wanted), dtype=tokens.dtype, device=tokens.device))
 
 
 def _number(value: Any) -> float | None:

@@ -46,6 +46,8 @@ class Optimizer(Group, frozen=True, kw_only=True):
     clip: Number | None = None
     """The clipping norm; 0 is off."""
     clip_by: Literal["norm", "value"] | None = None
+    clips_updates: bool | None = None
+    """Whether the clip is applied to what Muon has orthogonalised, and not to the gradient."""
     typical_grad_norm: Number | None = None
     """The median norm before clipping, if a run has shown it."""
     tuned_lr: Positive | None = None
@@ -147,6 +149,8 @@ class ParameterState(Group, frozen=True, kw_only=True):
     owned_twice: tuple[str, ...] | None = None
     unmoved: tuple[str, ...] | None = None
     """Unchanged by a step."""
+    moved_share: Share | None = None
+    """Share of the entries with a gradient that a step changes, all parameters together."""
     untied: tuple[str, ...] | None = None
     """Meant to be tied to another, but not tied."""
     nonfinite: tuple[str, ...] | None = None
@@ -175,6 +179,28 @@ class Data(Group, frozen=True, kw_only=True):
     """Whether each rank draws from all of the data with the same seed."""
 
 
+class FineTuning(Group, frozen=True, kw_only=True):
+    """How a model is trained that was trained before."""
+
+    finetunes: bool | None = None
+    """Whether the weights come from an earlier training."""
+    adapter: bool | None = None
+    """Whether an adapter (LoRA, DoRA, ...) is trained, and the base stands still."""
+    objective: Literal["answers", "pairs", "reward"] | None = None
+    """What is learned: to answer, to tell pairs of answers apart, or to be rewarded."""
+    quantised: Literal["4-bit", "8-bit"] | None = None
+    """How the base is kept, if in fewer bits."""
+    compute_dtype: Dtype | None = None
+    """The format into which a quantised base is unpacked."""
+    padding_side: Literal["left", "right"] | None = None
+    answers_learned: Share | None = None
+    """Share of the rows with targets in whose last quarter something counts."""
+    ends_learned: bool | None = None
+    """Whether the token that ends an answer, where it stands in a row, is a label."""
+    doubled_bos: bool | None = None
+    """Whether every row begins with the token of the beginning twice."""
+
+
 class Operations(Group, frozen=True, kw_only=True):
     """Checkpoints, logs and restarts."""
 
@@ -201,6 +227,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     architecture: Architecture = Architecture()
     state: ParameterState = ParameterState()
     data: Data = Data()
+    finetuning: FineTuning = FineTuning()
     operations: Operations = Operations()
 
     def known(self) -> dict[str, Any]:

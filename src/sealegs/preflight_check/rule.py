@@ -40,6 +40,8 @@ class Rule:
     margin: str
     """Code of the stability margin that a finding means is missing: its own or another rule's; empty if none is."""
     title: str
+    from_scratch: bool
+    """Whether it is about a run from random weights alone: of a model that was trained before it has nothing to say."""
     parts: Mapping[str, str]
     """``why``, ``set``, ``sure`` and ``see`` of its page."""
 
@@ -71,10 +73,11 @@ class Family:
     about: str
     rules: list[Rule] = field(default_factory=list)
 
-    def rule(self, *, margin: bool | str = False) -> Callable[[Function], Function]:
+    def rule(self, *, margin: bool | str = False, from_scratch: bool = False) -> Callable[[Function], Function]:
         """Add a function to the family. Codes are numbered in the order of the file.
 
         ``margin`` is True for a margin of its own, or the code of another's that such a finding leaves without use.
+        ``from_scratch`` says that it is about a run from random weights alone.
         """
 
         def take(function: Function) -> Function:
@@ -86,7 +89,7 @@ class Family:
             assert names <= {*HOMES, "curve"}, f"{function.__name__}: no plan has {names - set(HOMES)}"
             code = f"{self.prefix}{len(self.rules) + 1}"
             of = margin if isinstance(margin, str) else code if margin else ""
-            self.rules.append(Rule(code, function, of, title.rstrip("."), parts))
+            self.rules.append(Rule(code, function, of, title.rstrip("."), from_scratch, parts))
             return function
 
         return take
@@ -97,6 +100,8 @@ def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] |
     known = plan.known()
     if (curve := curve_of(known)) is not None:
         known["curve"] = curve
+    left_out = [rule.code for rule in rules if rule.from_scratch and known.get("finetunes")]
+    rules = [rule for rule in rules if rule.code not in left_out]
     findings: list[Advice] = []
     answered: list[Rule] = []
     for rule in rules:
@@ -115,6 +120,7 @@ def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] |
         findings=sorted(findings, key=lambda each: GRADES.index(each.grade)),
         asked=len(answered),
         unknown=[rule.code for rule in rules if rule not in answered],
+        left_out=left_out,
         margins_missing=[rule.code for rule in answered if rule.margin and rule.code in found_by],
         margins_there=[rule.code for rule in margins if rule in answered and rule.code not in wanting],
         margins_unknown=[rule.code for rule in margins if rule not in answered and rule.code not in wanting],

@@ -12,7 +12,7 @@ TOO_WIDE = 3.0
 """Times sqrt(1 / (3 width)): published runs of 7B have 2.2, one that was unstable had 4.1."""
 
 
-@ARCHITECTURE.rule(margin=True)
+@ARCHITECTURE.rule(margin=True, from_scratch=True)
 def norms_after_the_sum(norm_position: str, layers: int = 12) -> RuleFinding | None:
     """Norms stand on the residual stream itself.
 
@@ -45,7 +45,7 @@ def norm_divides_by_zero(norm_eps: float, dtype: str = "fp32") -> RuleFinding | 
     return RuleFinding("error", f"norms add {norm_eps:g}", "norm_eps", "1e-6")
 
 
-@ARCHITECTURE.rule(margin=True)
+@ARCHITECTURE.rule(margin=True, from_scratch=True)
 def attention_logits_unbounded(parameters: int, qk_norm: bool, attention_softcap: float = 0.0) -> RuleFinding | None:
     """Nothing bounds the attention logits of a large model.
 
@@ -61,7 +61,7 @@ def attention_logits_unbounded(parameters: int, qk_norm: bool, attention_softcap
     return RuleFinding("note", f"{parameters / 1e9:.1f}B parameters without QK-norm", "qk_norm", "true")
 
 
-@ARCHITECTURE.rule(margin=True)
+@ARCHITECTURE.rule(margin=True, from_scratch=True)
 def output_logits_unbounded(parameters: int, z_loss: float, logit_softcap: float = 0.0) -> RuleFinding | None:
     """Nothing bounds the output logits of a large model.
 
@@ -77,7 +77,7 @@ def output_logits_unbounded(parameters: int, z_loss: float, logit_softcap: float
     return RuleFinding("note", f"{parameters / 1e9:.1f}B parameters without z-loss", "z_loss", "1e-4")
 
 
-@ARCHITECTURE.rule(margin=True)
+@ARCHITECTURE.rule(margin=True, from_scratch=True)
 def init_too_wide(init_std: float, width: int, widest_tensor: str = "the widest") -> RuleFinding | None:
     """Initial weights are too wide for this width.
 
@@ -96,7 +96,7 @@ def init_too_wide(init_std: float, width: int, widest_tensor: str = "the widest"
     return RuleFinding(grade, found, "init_std", f"{wanted:.3g}")
 
 
-@ARCHITECTURE.rule()
+@ARCHITECTURE.rule(from_scratch=True)
 def logits_begin_wide(initial_logit_std: float, vocabulary: int) -> RuleFinding | None:
     """The model begins with strong opinions.
 
@@ -117,7 +117,7 @@ def logits_begin_wide(initial_logit_std: float, vocabulary: int) -> RuleFinding 
     return RuleFinding("warning", found, "init_std", "of the head: sqrt(1 / (3 width))")
 
 
-@ARCHITECTURE.rule()
+@ARCHITECTURE.rule(from_scratch=True)
 def residual_grows_with_depth(layers: int, narrowed_residual: bool, norm_position: str = "pre") -> RuleFinding | None:
     """In a deep stack nothing is narrowed by the depth.
 
@@ -133,7 +133,7 @@ def residual_grows_with_depth(layers: int, narrowed_residual: bool, norm_positio
     return RuleFinding("note", f"{layers} layers, all with the same std", "narrowed_residual", value)
 
 
-@ARCHITECTURE.rule()
+@ARCHITECTURE.rule(from_scratch=True)
 def no_final_norm(norm_position: str, final_norm: bool) -> RuleFinding | None:
     """No norm between the last layer and the head.
 

@@ -40,7 +40,10 @@ def mostly_padding(padding_share: float) -> RuleFinding | None:
 
 @DATA.rule()
 def badly_shuffled(
-    shuffle: str | None = None, shuffle_buffer: int | None = None, grouped_by_length: bool | None = None
+    shuffle: str | None = None,
+    shuffle_buffer: int | None = None,
+    grouped_by_length: bool | None = None,
+    finetunes: bool = False,
 ) -> RuleFinding | None:
     """The data are read almost in the order they lie in.
 
@@ -52,6 +55,8 @@ def badly_shuffled(
     """
     if shuffle is None and grouped_by_length is None:
         raise Unknown("shuffle")
+    if grouped_by_length and finetunes:  # usual there: the loss goes up and down with it, and `check` says so
+        return None
     if grouped_by_length:
         return RuleFinding("note", "batches are grouped by length", "grouped_by_length", "false")
     if shuffle == "none":

@@ -1,6 +1,7 @@
 """Rules about checkpoints, logs, and the cost of a restart."""
 
 from sealegs.preflight_check.rule import Family, RuleFinding, Unknown
+from sealegs.report.commands.preflight import Grade
 
 OPERATIONS = Family("OPS", "operations")
 LONG_SECONDS = 3600.0
@@ -60,7 +61,7 @@ def _spelt(seconds: float, seconds_per_step: float | None, price_per_hour: float
     return f"{steps}{seconds / 3600:.1f} hours{money}"
 
 
-@OPERATIONS.rule()
+@OPERATIONS.rule(from_scratch=True)
 def one_checkpoint_alone(keep_checkpoints: int) -> RuleFinding | None:
     """Only the newest checkpoint is kept.
 
@@ -76,7 +77,7 @@ def one_checkpoint_alone(keep_checkpoints: int) -> RuleFinding | None:
 
 
 @OPERATIONS.rule()
-def checkpoints_without_moments(saves_optimizer: bool) -> RuleFinding | None:
+def checkpoints_without_moments(saves_optimizer: bool, finetunes: bool = False) -> RuleFinding | None:
     """Checkpoints hold the weights alone.
 
     Why: a run cannot go on from them: moments, step counters and schedule begin anew, in the middle of a run, at a full
@@ -87,7 +88,8 @@ def checkpoints_without_moments(saves_optimizer: bool) -> RuleFinding | None:
     """
     if saves_optimizer:
         return None
-    return RuleFinding("error", "the optimizer is not saved", "saves_optimizer", "true")
+    grade: Grade = "note" if finetunes else "error"  # the weights are what a short run is for
+    return RuleFinding(grade, "the optimizer is not saved", "saves_optimizer", "true")
 
 
 @OPERATIONS.rule()

@@ -14,7 +14,7 @@ STEP = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 """Relative changes below this may be lost to rounding."""
 
 
-@OPTIMIZER.rule(margin=True)
+@OPTIMIZER.rule(margin=True, from_scratch=True)
 def stale_second_moment(beta2: float) -> RuleFinding | None:
     """The second moment remembers too long.
 
@@ -64,7 +64,7 @@ def eps_is_nothing(eps: float, moments_dtype: str = "fp32") -> RuleFinding | Non
     return RuleFinding("error", f"eps is {eps:g}, moments are {moments_dtype}", "eps", "1e-8, with moments in fp32")
 
 
-@OPTIMIZER.rule()
+@OPTIMIZER.rule(from_scratch=True)
 def eps_mutes_gradients(
     eps: float, parameters: int, typical_grad_norm: float | None = None, clip: float | None = None
 ) -> RuleFinding | None:
@@ -84,7 +84,7 @@ def eps_mutes_gradients(
     return RuleFinding("note", f"eps is {eps:g}, an entry of the gradient about {typical:.1e}", "eps", "1e-8")
 
 
-@OPTIMIZER.rule(margin=True)
+@OPTIMIZER.rule(margin=True, from_scratch=True)
 def decay_too_low(weight_decay: float) -> RuleFinding | None:
     """Hardly any weight decay.
 
@@ -130,7 +130,7 @@ def decay_through_the_gradient(optimizer: str, weight_decay: float, decoupled: b
     return RuleFinding("note", f"Adam with an L2 term of {weight_decay:g}", "decoupled", "true")
 
 
-@OPTIMIZER.rule()
+@OPTIMIZER.rule(from_scratch=True)
 def decay_on_everything(
     weight_decay: float, decays_vectors: bool, decays_embeddings: bool = True
 ) -> RuleFinding | None:
@@ -149,7 +149,7 @@ def decay_on_everything(
     )
 
 
-@OPTIMIZER.rule()
+@OPTIMIZER.rule(from_scratch=True)
 def decayed_embeddings_at_scale(
     decays_embeddings: bool, weight_decay: float, parameters: int, tied_head: bool, embedding_norm: bool = False
 ) -> RuleFinding | None:
@@ -168,7 +168,7 @@ def decayed_embeddings_at_scale(
     return RuleFinding("note", found, "decays_embeddings", "false")
 
 
-@OPTIMIZER.rule()
+@OPTIMIZER.rule(from_scratch=True)
 def rate_against_width(lr: float, width: int, mup_base_width: int | None = None) -> RuleFinding | None:
     """The learning rate is too high for this width.
 
@@ -228,7 +228,7 @@ def moments_too_coarse(moments_dtype: str, beta2: float, stochastic_rounding: bo
 
 
 @CLIP.rule(margin=True)
-def no_clipping(clip: float) -> RuleFinding | None:
+def no_clipping(clip: float, clips_updates: bool = False) -> RuleFinding | None:
     """Gradients are not clipped.
 
     Why: the first line of defence: one batch with a gradient of 100 times the usual norm moves weights, and what Adam
@@ -238,7 +238,9 @@ def no_clipping(clip: float) -> RuleFinding | None:
     See: Pascanu et al. 2013, On the difficulty of training recurrent neural networks; Zhang et al. 2020, Why gradient
       clipping accelerates training.
     """
-    return None if clip > 0 else RuleFinding("warning", "gradients are not clipped", "clip", "1.0")
+    if clip > 0 or clips_updates:
+        return None
+    return RuleFinding("warning", "gradients are not clipped", "clip", "1.0")
 
 
 @CLIP.rule(margin="CLIP1")
@@ -286,3 +288,25 @@ def clip_by_value_alone(clip_by: str, clip: float) -> RuleFinding | None:
     if clip_by != "value" or clip <= 0:
         return None
     return RuleFinding("note", f"gradients are clipped by value, at {clip:g}", "clip_by", "norm")
+
+
+@CLIP.rule()
+def clips_orthogonalised_update(clips_updates: bool, clip: float | None = None) -> RuleFinding | None:
+    """The clip is applied to the update that Muon has orthogonalised.
+
+    Why: an orthogonalised update has a norm that grows with the width, whatever the gradient: 4 at a width of 128 and
+      86 at 8192 were measured. A clip at 1.0 divides every step by it, and the learning rate no longer says how far a
+      step goes. DeepSpeed does so under ZeRO, and clips at 1.0 where gradient_clipping is left out.
+    Set: the clip to 0 there; or clip gradients before the momentum, as torch's clip_grad_norm_ does.
+    Sure: established where it is seen: of DeepSpeed's Muon, by the name of its settings or its class. Code of your own
+      that clips after the step's update was made cannot be seen, unless the plan says clips_updates.
+    See: DeepSpeed issues 7713 and 8439.
+    """
+    if not clips_updates or clip == 0:
+        return None
+    found = (
+        "the clip is left out, which is 1.0 in DeepSpeed"
+        if clip is None
+        else f"updates of Muon are clipped at {clip:g}"
+    )
+    return RuleFinding("error", found, "clip", "0")

@@ -6,6 +6,8 @@ from sealegs.preflight_check.schedule import RateCurve
 from sealegs.report.commands.preflight import Grade
 
 PRECISION = Family("PRC", "precision")
+MOVED = 0.5
+"""Share of the weights with a gradient that a step must change, or most of it is lost."""
 EXP_OVERFLOWS = {"fp16": 11.1, "bf16": 88.7, "fp32": 88.7}
 """The logit from which on its exponential is infinite."""
 
@@ -62,6 +64,7 @@ def updates_are_rounded_away(
     init_std: float | None = None,
     curve: RateCurve | None = None,
     stochastic_rounding: bool = False,
+    moved_share: float | None = None,
 ) -> RuleFinding | None:
     """Weights are kept in numbers too coarse for their updates.
 
@@ -75,6 +78,10 @@ def updates_are_rounded_away(
     """
     if weights_dtype not in STEP or stochastic_rounding:
         return None
+    if moved_share is not None:  # a step of the largest size was tried: smaller ones move fewer
+        tried: Grade = "error" if moved_share < MOVED else "warning"
+        found = f"weights are updated in {weights_dtype}: a step changes {moved_share:.0%} of those with a gradient"
+        return RuleFinding(tried, found, "weights_dtype", "fp32, beside autocast")
     if lr is None:
         found = f"weights are updated in {weights_dtype}: updates under {STEP[weights_dtype]:.2g} of a weight are lost"
         return RuleFinding("warning", found, "weights_dtype", "fp32, beside autocast")

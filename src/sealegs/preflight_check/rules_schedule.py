@@ -15,7 +15,7 @@ FEWEST_STEPS = 100
 DECAYING = ("cosine", "linear", "inverse-sqrt", "stable-decay", "cosine-restarts")
 
 
-@SCHEDULE.rule(margin=True)
+@SCHEDULE.rule(margin=True, from_scratch=True)
 def no_warmup(curve: RateCurve, schedule_step: int = 0, steps: int = 0, decay_steps: int = 0) -> RuleFinding | None:
     """The learning rate begins at its height.
 
@@ -36,7 +36,7 @@ def no_warmup(curve: RateCurve, schedule_step: int = 0, steps: int = 0, decay_st
     return RuleFinding("warning", f"the first step has {first:.0%} of the peak", "warmup_steps", value)
 
 
-@SCHEDULE.rule(margin="SCH1")
+@SCHEDULE.rule(margin="SCH1", from_scratch=True)
 def warmup_too_short(
     curve: RateCurve, beta2: float, schedule_step: int = 0, steps: int = 0, decay_steps: int = 0
 ) -> RuleFinding | None:
@@ -102,7 +102,7 @@ def rate_leaps(curve: RateCurve) -> RuleFinding | None:
 
 
 @SCHEDULE.rule()
-def rate_never_falls(curve: RateCurve, schedule: str = "") -> RuleFinding | None:
+def rate_never_falls(curve: RateCurve, schedule: str = "", finetunes: bool = False) -> RuleFinding | None:
     """The learning rate stays at its peak.
 
     Why: at a constant rate the loss stops at a level that the noise of the gradients sets; a rate that comes down to a
@@ -114,6 +114,8 @@ def rate_never_falls(curve: RateCurve, schedule: str = "") -> RuleFinding | None
     if curve.top > 0.9 * len(curve.rates) or min(curve.rates[curve.top :]) < 0.99 * curve.peak:
         return None
     meant = schedule not in DECAYING  # a schedule without a name has only its rates to show
+    if meant and finetunes:  # a few hundred steps settle nowhere
+        return None
     found = (
         f"a constant rate of {curve.peak:g}"
         if meant

@@ -39,7 +39,7 @@ def parameters_of_another_model(strangers: Sequence[str]) -> RuleFinding | None:
     return RuleFinding("error", f"not in the model: {some(strangers)}", "the optimizer", "made after the model")
 
 
-@STATE.rule()
+@STATE.rule(from_scratch=True)
 def frozen_parameters(frozen: Sequence[str]) -> RuleFinding | None:
     """Some parameters are frozen.
 

@@ -37,6 +37,14 @@ def read_structure(model: nn.Module, example: Any = None) -> dict[str, Any]:
     return {name: each for name, each in found.items() if not isinstance(each, float) or math.isfinite(each)}
 
 
+def is_trained(model: nn.Module) -> bool:
+    """Whether the gains of its norms are no longer what they begin as: then the weights come from a training."""
+    with _evaluating(model):
+        norms = dict(_norms(model))
+    has_gains = any(True for norm in norms.values() for _ in norm.parameters(recurse=False))
+    return has_gains and not _is_fresh(Structure({}, norms, {}))
+
+
 def _read(model: nn.Module, example: Any) -> dict[str, Any]:
     parts = Structure(find_layers(model), dict(_norms(model)), dict(_embeddings(model)))
     known: dict[str, Any] = {"parameters": sum(each.numel() for each in model.parameters())}
@@ -69,7 +77,8 @@ def _configured(model: nn.Module) -> dict[str, Any]:
         return {}
     known = of_model_config(told, type(config).__name__).plan.known()
     kernel = getattr(config, "_attn_implementation", None)
-    wanted = {"logit_softcap", "misplaced_softcap", "attention_softcap", "attention_kernel", "mup_base_width"}
+    caps = {"logit_softcap", "misplaced_softcap", "attention_softcap", "attention_kernel"}
+    wanted = caps | {"mup_base_width", "quantised", "compute_dtype"}
     return {name: value for name, value in known.items() if name in wanted} | (
         {"attention_kernel": kernel} if isinstance(kernel, str) else {}
     )

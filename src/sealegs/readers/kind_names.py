@@ -18,7 +18,8 @@ NAMES = {
     "episode_return_mean episode_reward mean_episode_reward episodic_return episode_return averagereturn averageepret "
     "mean_total_reward env_all_reward_total critic_score_mean critic_rewards_mean objective_verifiable_reward "
     "objective_scores objective_rlhf_reward ppo_mean_scores task_reward_avg raw_reward reward_all_mean rewards_mean "
-    "rewards final_reward_avg rewards_step avg_episode_reward ep_reward total_reward mean_100_episode_reward",
+    "rewards final_reward_avg rewards_step avg_episode_reward ep_reward total_reward mean_100_episode_reward "
+    "eprew eprew_recent eprew_mean epret epret_mean",
     "reward_std": "reward_std rewards_std std_reward group_reward_std reward_stddev critic_score_std ppo_std_scores",
     "zero_spread_share": "zero_spread_share frac_reward_zero_std zero_std_ratio by_group_frac_mixed "
     "baseline_reward_pct_mixed real_batch_size_ratio",
@@ -65,6 +66,9 @@ NAMES = {
 }
 """Names that mean our signal in any log, the best first, as ``names.TABLE`` writes them: frameworks' own, in full."""
 
+SELDOM = 2
+"""Times as often as a column that another of the same meaning has a value, from which on it is one by the way: of an
+evaluation, or a summary."""
 POLICY_COMPANY = (
     *("reward", "zero_spread_share", "policy_kl", "logp_gap"),
     *("chosen_reward", "rejected_reward", "preference_accuracy"),
@@ -281,7 +285,7 @@ def kind_signals(counts: Mapping[str, int], taken: Collection[str]) -> Iterator[
     for name, found in roles.items():
         if found.company and sure.isdisjoint(found.company):
             continue
-        order = (counts[name] * 10 < most[found.signal], found.rank, -counts[name])
+        order = (counts[name] * SELDOM < most[found.signal], found.rank, -counts[name])
         if found.signal not in best or order < best[found.signal][0]:
             best[found.signal] = order, name
     reward = best.get("reward")

@@ -174,7 +174,7 @@ def candidates(columns: Columns, signal: str) -> list[str]:
     return sorted(roles, key=lambda name: (counts[name] * 10 < most, roles[name].rank, -counts[name]))
 
 
-def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, str]:
+def assign(source: str, columns: Columns, said: Mapping[str, str], *, needs_loss: bool = True) -> dict[str, str]:
     """The column that each of our signals is taken from."""
     for signal, name in said.items():
         if name not in columns.values:
@@ -205,19 +205,24 @@ def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, 
     if "loss" not in mapping and "reward" not in mapping:
         like = _loss_like(counts)
         taken = next((name for name in like if _is_as_loss(name)), None)
+        if taken is None and needs_loss:
+            raise SourceError(f"{source}: {no_loss(columns)}")
         if taken is None:
-            is_of_training = bool(like) and _HELD_OUT.isdisjoint(plain(like[0]).split("_"))
-            first = f"--metric loss={quoted(like[0])}" if is_of_training else "--metric loss=NAME"
-            others = [name for name in columns.values if name not in like]
-            raise SourceError(
-                f"{source}: no column looks like a training loss among {listed([*like, *others])}; say which it is: "
-                f"{first}"
-            )
+            return mapping
         mapping["loss"] = taken
         held_out = [name for name in like if _is_as_loss(name, held_out=True)]
         if held_out:
             mapping.setdefault("eval_loss", held_out[0])
     return mapping
+
+
+def no_loss(columns: Columns) -> str:
+    """The sentence about a table without a column that is called a loss, those that may be one first."""
+    like = _loss_like({name: int(np.count_nonzero(mask)) for name, mask in columns.logged.items()})
+    is_of_training = bool(like) and _HELD_OUT.isdisjoint(plain(like[0]).split("_"))
+    first = f"--metric loss={quoted(like[0])}" if is_of_training else "--metric loss=NAME"
+    others = [name for name in columns.values if name not in like]
+    return f"no column looks like a training loss among {listed([*like, *others])}; say which it is: {first}"
 
 
 def _is_by_the_way(loss: str, counts: Mapping[str, int]) -> bool:

@@ -91,11 +91,14 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str | None = None) -> Log:
+def read(
+    source: str, *, metrics: Mapping[str, str] | None = None, pattern: str | None = None, needs_loss: bool = True
+) -> Log:
     """Read a log of any format: a path, or ``mlflow:`` and a run id.
 
     ``metrics`` says which column is which signal where the names do not (``{"loss": "objective"}``). ``pattern`` is a
-    regular expression with one named group per signal, for text logs in a format of their own.
+    regular expression with one named group per signal, for text logs in a format of their own. A table without a loss
+    is refused, unless ``needs_loss`` is false.
     """
     place = _place(source)
     table = _read(place) if pattern is None else regex.read(place, pattern)
@@ -103,7 +106,7 @@ def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str 
         raise SourceError(f"{source}: no row of numbers in it yet; not a training log so far")
     if table.manifest is None:
         table = _with_settings(place, table)
-    return _log(place, table, dict(metrics or {}))
+    return _log(place, table, dict(metrics or {}), needs_loss=needs_loss)
 
 
 def _with_settings(place: Place, table: Table) -> Table:
@@ -120,14 +123,16 @@ def open_run(source: str | Path) -> Run:
     return runs.open_run(path) if is_ours else read(name).run
 
 
-def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
+def _log(place: Place, table: Table, said: dict[str, str], *, needs_loss: bool) -> Log:
     columns, remarks = table.columns, list(table.remarks)
     if table.manifest is not None:  # its names and steps are ours
         said = {name: name for name in columns.values} | said
-    mapping = names.assign(place.source, columns, said)
+    mapping = names.assign(place.source, columns, said, needs_loss=needs_loss)
     is_found = "loss" in mapping and "loss" not in said and mapping["loss"] != mapping.get("generator_loss")
     if is_found and names.is_held_out(mapping["loss"]):
         remarks.append(f"no training loss is logged: the held-out {mapping['loss']} is judged in its place")
+    elif "loss" not in mapping and "reward" not in mapping:
+        remarks.insert(0, names.no_loss(columns))
     elif is_found and names.is_named_otherwise(mapping["loss"]):
         remarks.append(
             f"no column is called a loss: {mapping['loss']} is taken for it (--metric loss=NAME says otherwise)"
@@ -138,7 +143,8 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
         if table.format == delimited.FORMAT:
             columns, found = _with_nan(columns, [mapping[name] for name in ("loss", "grad_norm") if name in mapping])
             remarks += found
-        columns, used, handled, steps = number_rows(columns, mapping.get("loss") or mapping["reward"], step)
+        measure = mapping.get("loss") or mapping.get("reward") or _measure(columns)
+        columns, used, handled, steps = number_rows(columns, measure, step)
         remarks += handled
     about = {"log": {"format": table.format, "loss": mapping.get("loss", "")}}
     manifest = table.manifest or Manifest(
@@ -152,6 +158,13 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
     if times := sum(one.first <= before.last for before, one in pairwise(run.attempts)):
         remarks.append(f"steps go back {times} times: {run.superseded_rows} rows were gone through again")
     return Log(place.source, table.format, run, mapping, tuple(remarks))
+
+
+def _measure(columns: Columns) -> str:
+    """The column with most values that is no counter, where no loss and no reward is logged."""
+    counters = {*names.candidates(columns, names.STEP), *names.candidates(columns, names.EPOCH)}
+    counts = {name: int(np.count_nonzero(mask)) for name, mask in columns.logged.items() if name not in counters}
+    return max(counts or columns.logged, key=lambda name: counts.get(name, 0))
 
 
 def _settings(table: Table) -> Mapping[str, Any]:

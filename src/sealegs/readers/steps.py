@@ -20,6 +20,8 @@ FEWEST_FALLS, _FALLS, _BEGINNING = 8, 0.25, 0.05
 counts as its beginning."""
 _REPEATED = 0.25
 """Share of the rows that may say an epoch again where epochs count the rows."""
+_EACH = 0.5
+"""Share of the epochs at which steps go back that begin anew with each of them."""
 _STARTED_AGAIN = 0.1
 """Share of the steps back at which the epoch may not be a later one: the run was started again there."""
 
@@ -63,7 +65,7 @@ def _counted(columns: Columns, measured: Mask, said: str | None) -> tuple[Column
             continue
         steps = column.copy()
         for other in names.candidates(columns, names.STEP):  # nanoGPT counts `iter`, but `step` where it evaluates
-            if not other.startswith(names.CARRIED):
+            if not other.startswith(names.CARRIED) and _counts_alike(column, columns.values[other]):
                 steps = np.where(np.isfinite(steps), steps, columns.values[other])
         if (steps[np.isfinite(steps)] % 1).any():
             return _ranks(steps), name, [f"{name} has fractions: steps are its values in order"]
@@ -93,6 +95,12 @@ def _counts(name: str, steps: Column) -> bool:
         return False
     changes = next((share for start, share in _CHANGES.items() if name.startswith(start)), 0.02)
     return len(known) == 1 or bool(np.count_nonzero(np.diff(known)) >= max(1, changes * (len(known) - 1)))
+
+
+def _counts_alike(steps: Column, other: Column) -> bool:
+    """Whether two columns say the same where both are there: iterations are no updates, of which each has several."""
+    both = np.isfinite(steps) & np.isfinite(other)
+    return not both.any() or bool(np.median(np.abs(steps[both] - other[both])) <= 1)
 
 
 def _goes_anywhere(steps: Column) -> bool:
@@ -133,6 +141,9 @@ def _in_epochs(columns: Columns, steps: Column, used: str | None) -> tuple[Colum
     begun = np.diff(epochs)[back]
     if not back.any() or np.mean(begun <= 0) > _STARTED_AGAIN:
         return steps, []
+    later = np.diff(epochs) > 0
+    if np.count_nonzero(back & later) < _EACH * np.count_nonzero(later):  # they run on, and were started again
+        return steps, []
     length = here.max() + (here.min() == 0)
     offset = np.zeros(len(here))
     offset[1:][back] = length
@@ -158,6 +169,10 @@ def _beside_the_loss(steps: Column, measured: Mask) -> Steps:
     )
     after = np.where(place + 1 < len(at), steps[at[np.minimum(place + 1, len(at) - 1)]], LARGEST)
     own = np.where(usable, steps, before)
+    ahead = 1 + np.flatnonzero(
+        measured[:-2] & (measured & ~usable)[1:-1] & (usable & ~measured)[2:]
+    )  # it has a loss, as the row before it, and the row after it has none: they are of one step
+    own[ahead] = steps[ahead + 1]
     segment = np.append(0, np.cumsum(np.diff(steps[at]) < 0))[np.maximum(place, 0)]
     is_next = (after < before) & (own <= after)  # a row after the resume, but before its first loss
     segment = segment + is_next

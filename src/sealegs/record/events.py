@@ -17,7 +17,7 @@ UNSAID = "not recorded"
 LATEST = 253_402_300_800.0
 """The end of the year 9999, beyond which there are no dates."""
 
-_OBJECTS = ("findings", "actions")
+_OBJECTS = ("findings", "actions", "modules")
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(("number", "incident", "intervention", "onset", "to_step", "start", "end", "peak", "steps"), int),
     **dict.fromkeys(("tried", "of", "skipped_in_a_row", "skipped_in_all", "batches"), int),
@@ -65,6 +65,7 @@ NEEDED: dict[str, dict[str, Any]] = {
         "changed": "",
         "actions": [],
     },
+    "qk-clip": {"limit": float("nan"), "modules": [], "text": UNSAID, "acted": False, "number": 0},
     "end": {"reason": UNSAID},
 }
 """Fields that an event of a kind has, with what stands for a missing one."""

@@ -74,6 +74,7 @@ SIGNALS = {
     "update_ratio": "norm of the change over norm of the weights, by group, in the update before",
     "activation_norm": "L2 norm of a token's vector in a layer's output, root mean square over tokens",
     "attention_logit_max": "largest attention logit of a layer, of a sample of queries",
+    "qk_clip": "the limit of attention logits, at a step at which they were looked at: what is beyond is rescaled",
     "underflow_share": "share of the gradients that fp16 loses",
     "reward": "mean reward of the step's completions or episodes",
     "eval_reward": "mean reward on held-out tasks or with another grader, same weights as `reward` of that step",

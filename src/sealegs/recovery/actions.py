@@ -10,6 +10,8 @@ from typing import Any, ClassVar, TypeAlias, get_args
 
 from sealegs.errors import ConfigError, SealegsError, SourceError
 
+LOGIT = "the largest attention logit that is left alone, above 0"
+
 
 class Impossible(SealegsError):
     """An action cannot be carried out here; the playbook's next rung is tried instead."""
@@ -90,6 +92,22 @@ class Tighten:
     def __str__(self) -> str:
         words = {"clip": "clip at", "clip_value": "clip elements at", "weight_decay": "weight decay times"}
         return ", ".join(f"{words[name]} {value:g}" for name, value in asdict(self).items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClipQK:
+    """Rescale the queries and keys of every head whose largest attention logit is beyond the limit, for the rest of the
+    run. In a playbook, where a logit was beyond it lately."""
+
+    kind: ClassVar[str] = "clip-qk"
+    limit: float = 100.0
+    """The largest logit that is left alone."""
+
+    def __post_init__(self) -> None:
+        refuse_unless(is_number(self.limit) and self.limit > 0, "ClipQK.limit", self.limit, LOGIT)
+
+    def __str__(self) -> str:
+        return f"rescale queries and keys at logits of {self.limit:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +192,17 @@ class Halt:
 
 
 Action: TypeAlias = (
-    Continue | Rollback | LowerLR | Tighten | TightenByEvidence | UseBf16 | SwapSource | Stratify | SkipBatches | Halt
+    Continue
+    | Rollback
+    | LowerLR
+    | Tighten
+    | ClipQK
+    | TightenByEvidence
+    | UseBf16
+    | SwapSource
+    | Stratify
+    | SkipBatches
+    | Halt
 )
 ACTIONS: tuple[type[Action], ...] = get_args(Action)
 
@@ -236,6 +264,7 @@ FORMS: dict[str, tuple[str, Callable[[str], Action]]] = {
     "lr": ("FACTOR", lambda factor: LowerLR(factor=float(factor))),
     "skip": ("BATCHES", lambda count: SkipBatches(count=int(count))),
     "clip": ("NORM", lambda norm: Tighten(clip=float(norm))),
+    "clip-qk": ("LOGIT", lambda limit: ClipQK(float(limit))),
     "swap": ("SOURCE", lambda source: SwapSource(source=source)),
     "halt": ("", lambda _: Halt(advice="asked for by a person")),
 }

@@ -96,6 +96,8 @@ class Adjustments:
     """Norm that gradients are clipped to, where it is smaller than the guard's own."""
     clip_value: float | None = None
     """Largest element of a gradient; elements are clipped before the norm is."""
+    qk_clip: float | None = None
+    """Attention logit beyond which queries and keys are rescaled, where it is smaller than the guard's own."""
     bf16: bool = False
     """Whether the loop is to train in bf16 where it would in fp16."""
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.spike import MANY, WIDENED_STEPS, YOUNG
 from sealegs.judge import PROBE, is_surprise, is_wished, thaw
 from sealegs.record.unlearned_sources import shares_of
@@ -59,6 +60,9 @@ forgets what could have told. Of losses in random order, one step in 1,300 asks 
 HEALING = 16
 """Steps in which weights found damaged may lose half of the rise. Weights that do are left alone, since a rollback
 would cost more."""
+PROPORTION = Proportion().name
+FAR_BEYOND = math.log(10)
+"""Rise above the first losses that no change of the data explains where the weights have grown with it."""
 BEING_TAUGHT = 2 * HEALING
 """Steps on other data in which sound weights may become worse for all batches; what comes later has another cause."""
 LATELY = 8
@@ -145,6 +149,8 @@ class AnomalyEvidence:
         """How far the loss rises and comes back with the data."""
         self._announced: int | None = None
         """The step of the last announced change."""
+        self._grown_at: int | None = None
+        """The last step at which a group of weights was found to have changed its size out of proportion."""
         self.is_signed = False
         """Whether the loss has been negative. A loss of both signs may be a means to a gradient, and rise while the
         model becomes better: it is no measure of the weights, and asks for nothing."""
@@ -317,6 +323,13 @@ class AnomalyEvidence:
         can_have_forgotten = taught >= TAUGHT or not norm_has_grown
         return self._leap >= LEAP and rise <= FORGOTTEN * self._leap and can_have_forgotten
 
+    def is_running_away(self, since: int) -> bool:
+        """Whether weights have grown out of proportion since a step, and the loss is far above that of untrained
+        weights: whatever the data are, this is not learned."""
+        if self._grown_at is None or self._grown_at < since or len(self._first) < FIRST:
+            return False
+        return median(self._losses(LATELY)) - median(self._first) > FAR_BEYOND
+
     def loss_is_back(self) -> None:
         """Drop the doubt about the weights: the incident is over."""
         self._doubt = None
@@ -336,7 +349,7 @@ class AnomalyEvidence:
         """The findings of the last probe and the first losses, as JSON values; a resumed run starts the rest over."""
         found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}
         wander = [self._of_losses, self._of_norms, self._of_data]
-        known = {"first": self._first, "wander": wander, "announced": self._announced}
+        known = {"first": self._first, "wander": wander, "announced": self._announced, "grown_at": self._grown_at}
         return found | known | {"is_signed": self.is_signed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -347,6 +360,7 @@ class AnomalyEvidence:
             self._first = tuple(state["first"])
             self._of_losses, self._of_norms, self._of_data = (thaw(Excursions(), wander) for wander in state["wander"])
         self._announced, self.is_signed = state.get("announced"), state.get("is_signed", False)
+        self._grown_at = state.get("grown_at")
 
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
         """Whether a stretch of other data has passed and left the weights worse off; None where none has passed.
@@ -474,6 +488,8 @@ class AnomalyEvidence:
         self._compare_with_all_before(loss)
         if "announced" in row:
             self._announced = int(row["step"])
+        if any(f.detector == PROPORTION and f.severity >= Severity.ALARM for f in verdict.findings):
+            self._grown_at = int(row["step"])
         is_explained = self.is_sound and self._is_probed
         if len(self._recent) == WINDOW:
             self._follow_wander(self._recent[0])

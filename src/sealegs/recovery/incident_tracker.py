@@ -240,6 +240,8 @@ class IncidentTracker:
             return "it takes both signs, so it is no measure of the weights"
         if incident.kind == "collapse":
             return "it is about other signals than the loss, which are no reason to go back"
+        if self.evidence.is_running_away(incident.start):
+            return ""
         if self.evidence.is_sound:
             return "the last probe found that the data have changed, and not the weights"
         if self.evidence.had_grown(incident.usual):

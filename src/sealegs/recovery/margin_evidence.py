@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median, quantiles
 
 from sealegs.judge import is_surprise
-from sealegs.recovery.actions import Action, LowerLR, Tighten, TightenByEvidence, UseBf16
+from sealegs.recovery.actions import Action, ClipQK, LowerLR, Tighten, TightenByEvidence, UseBf16
 from sealegs.vocabulary import Row, Verdict
 
 WITHIN = 200
@@ -41,7 +41,7 @@ class Margin:
     """A margin, what becomes of it, and why."""
 
     margin: str
-    """``clip``, ``clip_value``, ``weight_decay``, ``lr`` or ``precision``."""
+    """``clip``, ``clip_value``, ``weight_decay``, ``qk_clip``, ``lr`` or ``precision``."""
     value: float | str | None
     """Its new limit or factor; None where it is left as it is."""
     because: str
@@ -95,6 +95,10 @@ class MarginEvidence:
         tighten = next((action for action in given if isinstance(action, Tighten)), None)
         margins: list[Margin] = []
         others: list[Action] = [action for action in given if not isinstance(action, Tighten | TightenByEvidence)]
+        for action in given:
+            if isinstance(action, ClipQK):
+                margins.append(self._qk_clip(action.limit))
+                others = others if margins[-1].value is not None else [each for each in others if each != action]
         fields = {} if tighten is None else asdict(tighten)
         if (clip := fields.get("clip")) is not None:
             margins.append(self.check_clip(clip, means.clip))
@@ -138,6 +142,20 @@ class MarginEvidence:
         if now is not None and limit >= now:
             return Margin("clip", None, f"{told}, and the present {now:g} clips more than one in {CLIPPED} already")
         return Margin("clip", limit, f"{told}: {limit:g} clips one in {CLIPPED}")
+
+    def _qk_clip(self, limit: float) -> Margin:
+        """Rescaling queries and keys, where logits of attention were too large."""
+        logits = [
+            (float(value), name.partition("/")[2])
+            for row in self._rows
+            for name, value in row.items()
+            if name.startswith("attention_logit_max/") and math.isfinite(float(value))
+        ]
+        if not logits:
+            return Margin("qk_clip", None, "no attention logit is known")
+        largest, layer = max(logits)
+        told = f"the largest attention logit of {WITHIN} steps was {largest:.4g}, in {layer}"
+        return Margin("qk_clip", limit if largest > limit else None, told)
 
     def _asked_for(self, means: Means) -> Iterable[Margin]:
         if (value := self._clip_value(LIMIT, means)).value is not None:

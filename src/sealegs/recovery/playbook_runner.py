@@ -5,7 +5,7 @@ restores everything or nothing; where it restores nothing, the playbook's next r
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar, assert_never
 
@@ -15,6 +15,7 @@ from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery.actions import (
     Action,
+    ClipQK,
     Continue,
     Halt,
     Impossible,
@@ -137,6 +138,9 @@ def change_ledger(
                 ledger.adjustments = ledger.adjustments.tightened(action)
                 is_idle = clip is not None and loop_clips
                 changed.append(f"{action}{' (but the loop clips by itself: tighten that)' if is_idle else ''}")
+            case ClipQK(limit=limit):
+                ledger.adjustments = replace(ledger.adjustments, qk_clip=limit)
+                changed.append(str(action))
             case UseBf16():
                 ledger.adjustments = replace(ledger.adjustments, bf16=True)
                 changed.append(str(action))
@@ -202,6 +206,8 @@ class PlaybookRunner:
         """The clipping limit of the last step; None where the guard does not clip."""
         self.asks_precision = False
         """Whether the loop asks for its precision, so that it can be changed."""
+        self.watch_heads: Callable[[], str] = lambda: "nobody looks at the heads of its attention"
+        """Begins to look at the logits of attention, if nobody has yet; says why that cannot be, else nothing."""
         self._playbook = playbook
         self._leaves_the_loss = False
         self._ledger = ledger
@@ -277,6 +283,8 @@ class PlaybookRunner:
         refuse_idle(order, self._batches, self._optimizers)
         if order.find(UseBf16) is not None and not self.asks_precision:
             raise Impossible("the loop does not ask guard.autocast_dtype(dtype) for its precision")
+        if order.find(ClipQK) is not None and (refusal := self.watch_heads()):
+            raise Impossible(refusal)
         rollback = order.find(Rollback) if self._act else None
         targets = iter(()) if rollback is None else self._restore_points.targets(onset, rollback.back)
         target = next(targets, None)

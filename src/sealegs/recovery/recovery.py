@@ -103,7 +103,8 @@ class Recovery:
     @property
     def found_sound(self) -> bool:
         """Whether the last probe found that the data have changed, and not the weights."""
-        return self._tracker.evidence.is_sound
+        evidence, incident = self._tracker.evidence, self._tracker.incident
+        return evidence.is_sound and not evidence.is_running_away(0 if incident is None else incident.start)
 
     @property
     def is_over(self) -> bool:
@@ -114,6 +115,10 @@ class Recovery:
     def adjustments(self) -> Adjustments:
         """The adjustments in force."""
         return self._ledger.adjustments
+
+    def can_watch_heads(self, watch_heads: Callable[[], str]) -> None:
+        """Attention logits can be looked at when they are needed: it says why not, else nothing."""
+        self._runner.watch_heads = watch_heads
 
     def asks_for_bf16(self) -> bool:
         """Whether the loop is to train in bf16 instead of fp16; whoever asks can be told so later."""

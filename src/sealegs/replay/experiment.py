@@ -143,6 +143,7 @@ class Experiment(Rerun):
                     change.batches(step, self.batches_of(step)),
                     lr=change.lr(step, float(self.rows[step]["lr"])),
                     applied=change.applied(step),
+                    qk_clip=self.qk_clip_at(step),
                     before_update=change.before_update,
                 )
                 self.steps_run += 1

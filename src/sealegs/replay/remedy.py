@@ -71,6 +71,7 @@ def rerun(
                 batches,
                 lr=rate(step, loop.subject.optimizers[0].param_groups[0]["lr"] if logged is None else logged),
                 applied=is_applied,
+                qk_clip=experiment.qk_clip_at(step) if step in row else None,
                 before_update=lambda subject, norms=norms: norms.append(norm_of(subject.optimizers)),  # type: ignore[misc]
             )
             shown.see(step, loss=seen.loss, grad_norm=seen.grad_norm)

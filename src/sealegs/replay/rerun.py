@@ -28,6 +28,11 @@ class Rerun:
         """The batches that a step trained on."""
         return self._batches[step]
 
+    def qk_clip_at(self, step: int) -> float | None:
+        """The limit that attention logits had at a step at which the run looked at them."""
+        limit = self.rows[step].get("qk_clip")
+        return None if limit is None else float(limit)
+
     def hold(self, step: int) -> None:
         """Go to the state before a step, and keep it for the next time."""
         self.go_to(step)
@@ -44,5 +49,7 @@ class Rerun:
     def run_unchanged(self, step: int) -> None:
         """Run a step; an update that the run left out is left out again."""
         row = self.rows[step]
-        self.seen[step] = self.loop.step(self.batches_of(step), lr=float(row["lr"]), applied=bool(row["applied"]))
+        self.seen[step] = self.loop.step(
+            self.batches_of(step), lr=float(row["lr"]), applied=bool(row["applied"]), qk_clip=self.qk_clip_at(step)
+        )
         self.steps_run += 1

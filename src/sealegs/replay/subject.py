@@ -15,10 +15,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError
+from sealegs.signals.attention import HeadLogits
 from sealegs.signals.norms import GradientReader
 from sealegs.state.checkpoints import StoredState
 from sealegs.state.frozen import FrozenWeights
 from sealegs.state.training_state import TrainingState
+from sealegs.step.qk_clip import QkClip
 from sealegs.step.update import Update
 
 
@@ -108,6 +110,7 @@ class ReplayLoop:
         self.training = replace(subject.training, frozen=FrozenWeights(subject.model, subject.optimizers))
         self._update = Update(subject.optimizers, subject.schedulers, subject.scaler)
         self._reader = GradientReader(subject.model, subject.optimizers)
+        self._heads: HeadLogits | None = None
 
     def step(
         self,
@@ -115,11 +118,13 @@ class ReplayLoop:
         *,
         lr: float | None = None,
         applied: bool = True,
+        qk_clip: float | None = None,
         before_update: Callable[[Subject], None] = lambda subject: None,
     ) -> StepOutcome:
-        """Run one step. ``lr`` replaces the schedule's rate in the first group, and the others in proportion."""
+        """Run one step. ``lr`` replaces the schedule's rate in the first group, and the others in proportion.
+        ``qk_clip`` is the limit of attention logits, at a step at which they were looked at."""
         self.zero()
-        loss = self.subject.gradients(batches)
+        loss = self._looked_at(batches, qk_clip)
         self._update.unscale()
         with torch.no_grad():
             gradients = self._reader.read()
@@ -133,6 +138,20 @@ class ReplayLoop:
             self._update.factors = {} if lr is None or lr == scheduled else {"lr": lr / scheduled}
             self._update.apply(applied)
         return StepOutcome(float(loss), float(total))
+
+    def _looked_at(self, batches: Sequence[Any], limit: float | None) -> Tensor:
+        """The loss of a step; where attention logits are limited, what they were decides about the weights."""
+        if limit is None:
+            return self.subject.gradients(batches)
+        self._heads = self._heads or HeadLogits(self.subject.model)
+        self._heads.arm()
+        try:
+            loss = self.subject.gradients(batches)
+        finally:
+            self._heads.disarm()
+        if (largest := self._heads.collect()) is not None:
+            self._update.qk_clip = QkClip(limit, self._heads, largest)
+        return loss
 
     def look(self, batches: Sequence[Any]) -> StepOutcome:
         """The loss of batches and the norm of its gradients; changes nothing."""

@@ -30,6 +30,9 @@ def remarkable(event: Event) -> str | None:
             return f"step {event.step}  {detail['text']}{done}: {detail['evidence']}  {detail['changed']}".rstrip()
         case "outcome" | "incident-look" | "incident-closed" | "snapshots" | "folder-lost" | "folder-back":
             return str(detail["text"])
+        case "qk-clip":  # after every tenth step, perhaps: the first is news
+            done = "" if detail["acted"] else " (not done: shadow mode)"
+            return f"step {event.step}  {detail['text']}{done}" if detail["number"] <= 1 else None
         case "probe":
             found = "bad too" if detail["is_condemned"] else "as it should be"
             tried = detail.get("tried", 1)

@@ -27,6 +27,8 @@ class QueryKey(NamedTuple):
     """-inf where a query does not see a key, else what is added; broadcasts to (rows, heads, queries, keys)."""
     causal: bool = False
     """Whether a query sees no later key."""
+    scale: float | None = None
+    """What stands in the place of 1 over sqrt(width), where something else does."""
 
 
 Reader: TypeAlias = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], QueryKey]
@@ -115,7 +117,8 @@ class ActivationSampler:
         self._model = model
         self._layers = layers
         self._readers = dict(attention or {})
-        self._force_eager = force_eager
+        self.force_eager = force_eager
+        """Whether sampled steps run without compiled code."""
         self._stance: Any = None
         self._handles: list[RemovableHandle] = []
         self._norms: dict[str, list[Tensor]] = {}
@@ -166,7 +169,7 @@ class ActivationSampler:
                 group = group_of(name)
                 hook = self._attention_hook(merged.get(group, group), reader)
                 self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        if self._force_eager:
+        if self.force_eager:
             self._stance = torch.compiler.set_stance("force_eager")
 
     def disarm(self) -> None:
@@ -214,7 +217,7 @@ class ActivationSampler:
             yield reader, [(name, module) for name, module in self._model.named_modules() if isinstance(module, kind)]
 
     def _outside_compiled(self, modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-        return iter(modules) if self._force_eager else outside_compiled(self._model, modules, self.left_out)
+        return iter(modules) if self.force_eager else outside_compiled(self._model, modules, self.left_out)
 
     def _layer_hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -239,7 +242,7 @@ class ActivationSampler:
             if torch.compiler.is_compiling() or not self._runs.counts(module, layer):
                 return
             with self.spent.of("signals"), torch.no_grad():
-                self._keep(self._logits, layer, largest_logit(reader(module, args, kwargs)))
+                self._keep(self._logits, layer, largest_logits(reader(module, args, kwargs)).amax())
 
         return hook
 
@@ -289,26 +292,28 @@ def _rectangle(rows: list[list[Tensor]], filler: Tensor) -> Tensor:
 
 # Attention.
 
-_BATCH_ROWS = 4
+BATCH_ROWS = 4
+"""Rows of a batch that are enough."""
 _QUERIES = 16
 
 
-def largest_logit(multiplied: QueryKey) -> Tensor:
-    """The largest attention logit of up to 16 evenly spaced queries; the last query, which sees the most keys, is among
-    them."""
-    query, key, mask, causal = multiplied
+def largest_logits(multiplied: QueryKey, most: int = _QUERIES) -> Tensor:
+    """The largest logit of each head, of up to ``most`` evenly spaced queries; the last query, which sees the most
+    keys, is among them."""
+    query, key, mask, causal, scale = multiplied
     queries, keys = query.shape[-2], key.shape[-2]
-    step = math.ceil(queries / _QUERIES)
+    step = math.ceil(queries / most)
     first = (queries - 1) % step
+    divisor = math.sqrt(query.shape[-1]) if scale is None else 1 / scale
     with torch.autocast(query.device.type, enabled=False):
-        logits = query[..., first::step, :].float() @ key.float().mT / math.sqrt(query.shape[-1])
+        logits = query[..., first::step, :].float() @ key.float().mT / divisor
         if mask is not None:
             logits = logits + (mask if mask.shape[-2] == 1 else mask[..., first::step, :])
         if causal:
             newest_seen = torch.arange(first, queries, step, device=query.device) + (keys - queries)
             later = torch.arange(keys, device=query.device) > newest_seen[:, None]
             logits = logits.masked_fill(later, -math.inf)
-        return logits.amax()
+        return logits.amax(dim=(0, 2, 3))
 
 
 def read_multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QueryKey:
@@ -321,10 +326,10 @@ def read_multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
     if mask is not None and mask.ndim == 3:
         mask = mask.unflatten(0, (len(query), module.num_heads))
-    some = slice(None, None, math.ceil(len(query) / _BATCH_ROWS))
-    masks = [] if mask is None else [_additive(mask[some] if mask.ndim == 4 else mask)]
+    some = slice(None, None, math.ceil(len(query) / BATCH_ROWS))
+    masks = [] if mask is None else [additive(mask[some] if mask.ndim == 4 else mask)]
     if padding is not None:
-        masks.append(_additive(padding[some][:, None, None]))
+        masks.append(additive(padding[some][:, None, None]))
     packed: Tensor | None = module.in_proj_weight
     weights = (module.q_proj_weight, module.k_proj_weight) if packed is None else packed.chunk(3)[:2]
     biases = (None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[:2]
@@ -338,7 +343,8 @@ def read_multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs:
 MULTIHEAD: Mapping[type[nn.Module], Reader] = {nn.MultiheadAttention: read_multihead}
 
 
-def _additive(mask: Tensor) -> Tensor:
+def additive(mask: Tensor) -> Tensor:
+    """A mask to add: -inf where a boolean one hides."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf)

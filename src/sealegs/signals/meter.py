@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from sealegs.errors import ConfigError
 from sealegs.signals import low_precision
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
+from sealegs.signals.attention import HeadLogits
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import Groups, find_embeddings, merged_groups, sent
 from sealegs.signals.incident_window import IncidentWindow
@@ -55,6 +56,8 @@ class StepSignals:
     blocks: tuple[Block, ...]
     squares: Tensor | None = None
     """For several ranks, the square of the norm that each holds, as a share of all."""
+    logits: Tensor | None = None
+    """The largest logit of each head of attention, the same on all ranks; None where nobody looked."""
 
     def grad_norm(self) -> Tensor:
         """The norm of all gradients."""
@@ -119,6 +122,8 @@ class Meter:
         self._is_armed = False
         self._blind = 0
         """Sampled steps in a row without activations."""
+        self._heads: HeadLogits | None = None
+        self._sees_heads = False
         self._sample_every = sample_every
         self._window = IncidentWindow(sample_every)
         self._measured: int | None = None
@@ -166,6 +171,18 @@ class Meter:
         if self.ranks.world > 1:
             self._slots = self._sized_slots(self._model)
 
+    def watch_heads(self) -> HeadLogits:
+        """Look at the logits of each head of attention on sampled steps: from the next one on, on every rank. Raises a
+        ConfigError where they cannot be."""
+        if not self._sample_every:
+            raise ConfigError("logits are looked at on sampled steps, and sample_every=0 has none")
+        if self._heads is None:
+            self._heads = HeadLogits(self._model, force_eager=self._activations.force_eager)
+            self._heads.spent = self._activations.spent
+            if self.ranks.world > 1:
+                self._slots = self._sized_slots(self._model)
+        return self._heads
+
     def alone(self, logged: Mapping[str, Number]) -> Mapping[str, Number]:
         """Of what was logged, what is not exchanged."""
         if self.ranks.world == 1:
@@ -210,20 +227,23 @@ class Meter:
         self._unsampled = _UnsampledStep(number, gradients, loss_scale)
         if self.ranks.world == 1:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)
+            logits = next((sample.numbers for sample in samples if sample.slot == "heads"), None)
             if gradients is None:
                 assert grad_norm is not None
-                return StepSignals(loss, grad_norm, None, None, blocks)
-            return StepSignals(loss, gradients.norms, None, gradients, blocks)
+                return StepSignals(loss, grad_norm, None, None, blocks, logits=logits)
+            return StepSignals(loss, gradients.norms, None, gradients, blocks, logits=logits)
         mine = self._contribution(number, loss, grad_norm, gradients)
         rows = self.ranks.gather(self._padded(mine, samples), number)
         merged = merge(rows[:, : len(FIELDS)])
         _, *columns = rows.split([len(FIELDS), *self._slots.values()], dim=1)
         parts = dict(zip(self._slots, columns, strict=True))
-        blocks = tuple(s.named(s.together(parts[s.slot][:, : s.numbers.numel()])) for s in samples)
+        together = {s.slot: s.together(parts[s.slot][:, : s.numbers.numel()]) for s in samples}
+        blocks = tuple(s.named(together[s.slot]) for s in samples)
         compared = len(MERGED) if number % CHECKSUM_STEPS == 0 else MERGED.index("ranks_differ")
         worst = merged[2] if gradients is not None else None
         agreed: Block = partial(_agreed, number, MERGED[3:compared]), merged[3:compared]
-        return StepSignals(merged[0], merged[1], worst, gradients, (agreed, *blocks), rows[:, FIELDS.index("square")])
+        squares = rows[:, FIELDS.index("square")]
+        return StepSignals(merged[0], merged[1], worst, gradients, (agreed, *blocks), squares, together.get("heads"))
 
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the next row; prepare the next step."""
@@ -248,6 +268,11 @@ class Meter:
         if number and self.is_sampled(number) and self._routers.sizes and self._routers_unseen < BLIND:
             self._routers.arm()
             self._are_routers_armed = True
+        if self._heads is not None:
+            self._heads.disarm()
+            self._sees_heads = number > 0 and self.is_sampled(number)
+            if self._sees_heads and not self._heads.refused:
+                self._heads.arm()
 
     @property
     def unseen_routers(self) -> str:
@@ -263,7 +288,9 @@ class Meter:
         self._activations.disarm()
         self._embeddings.disarm()
         self._routers.disarm()
-        self._is_armed = self._sees_embeddings = self._are_routers_armed = False
+        if self._heads is not None:
+            self._heads.disarm()
+        self._is_armed = self._sees_embeddings = self._are_routers_armed = self._sees_heads = False
         if self.norms_before is not None:
             self.norms_before.close()
 
@@ -317,6 +344,8 @@ class Meter:
             samples += self._activation_samples(names, values, of=self._activations, slot="activations")
         if self._are_routers_armed:
             samples += self._router_samples()
+        if self._sees_heads:
+            samples += self._head_samples(number)
         if self.is_sampled(number):
             samples += self._sizes(number, gradients, loss_scale)
             samples += self._scale_samples() if self._scales.has_any else []
@@ -393,6 +422,20 @@ class Meter:
         summaries = routed.summaries(routed.numbers).nan_to_num(nan=ABSENT)
         return [_Sample("routers", summaries, _mean, routed.named_summaries)]
 
+    def _head_samples(self, number: int) -> list[_Sample]:
+        """The largest logit of each head, over all ranks."""
+        assert self._heads is not None
+        self._heads.disarm()
+        self._sees_heads = False
+        seen = self._heads.collect()
+        if seen is None:
+            if self.ranks.world == 1:
+                return []
+            nothing = math.nan if self._heads.refused else -math.inf  # where one rank cannot, none does
+            seen = torch.full((self._heads.size,), nothing, device=self.device)
+        named = partial(self._heads.named, number)
+        return [_Sample("heads", seen, _largest, lambda numbers: (named, numbers))]
+
     def _sized_slots(self, model: nn.Module) -> dict[str, int]:
         """Number of places for each kind of signal: every row has the same length on every rank and step.
 
@@ -414,6 +457,7 @@ class Meter:
             "scales": len(low_precision.SUMMARIES) if self._scales.has_any else 0,
             "routers": 3 + experts if experts <= MOST_LOADS else SUMMARIES if experts else 0,
             "logged": 2 * len(self._exchanged),
+            "heads": 0 if self._heads is None else self._heads.size,
         }
 
     def _padded(self, mine: Tensor, samples: Sequence[_Sample]) -> Tensor:

@@ -219,7 +219,7 @@ def routers_of(model: nn.Module, find: Finder | None = None) -> Iterator[Router]
             continue
         group = group_of(name)
         layer = group if layers[group] == 1 else shortened(plain_name(name))
-        yield Router(layer, module, experts, _said(CHOSEN, module, parents.get(module)))
+        yield Router(layer, module, experts, said(CHOSEN, module, parents.get(module)))
 
 
 def _look_alikes(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -238,11 +238,11 @@ def _look_alikes(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _is_router(module: nn.Module, parent: nn.Module | None) -> bool:
     """Whether it says how many experts it has, or is the linear map to as many as its parent says."""
-    experts = _said(EXPERTS, module)
+    experts = said(EXPERTS, module)
     if experts > 1:
         return True
     weight = getattr(module, "weight", None)
-    around = _said(EXPERTS, parent)
+    around = said(EXPERTS, parent)
     return around > 1 and isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[0] == around
 
 
@@ -250,10 +250,10 @@ def _experts(module: nn.Module, parent: nn.Module | None) -> int:
     counts = getattr(module, "expert_counts", None)
     if isinstance(counts, Tensor) and counts.ndim == 1:
         return counts.numel()
-    return _said(EXPERTS, module) or _said(EXPERTS, parent)
+    return said(EXPERTS, module) or said(EXPERTS, parent)
 
 
-def _said(names: Sequence[str], *modules: nn.Module | None) -> int:
+def said(names: Sequence[str], *modules: nn.Module | None) -> int:
     """The first whole number that a module, or its config, has under one of these names; 0 where none has."""
     for module in modules:
         for owner in (module, getattr(module, "config", None), getattr(module, "args", None)):

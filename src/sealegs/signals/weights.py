@@ -225,7 +225,8 @@ class WeightSampler:
                     kind = first if key in FIRST_MOMENTS else second if key in SECOND_MOMENTS else None
                     if kind is not None and isinstance(value, Tensor):
                         moment = local(value)
-                        if moment.device == plan.device and moment.dtype in _MEASURED:
+                        # of eight bits, as packages wrap them, only their optimizer knows how to read
+                        if type(moment) is Tensor and moment.device == plan.device and moment.dtype in _MEASURED:
                             kind.append((parameter, moment))
         tensors = [moment for _, moment in (*first, *second)]
         return _Moments(plan, first, second, tensors, places, _states_of(self._optimizers))

@@ -58,9 +58,16 @@ def optimizer_settings(optimizers: Sequence[Optimizer], model: nn.Module | None 
         "decoupled": bool(main.get("decoupled_weight_decay", kinds[0] == "AdamW")),
         "decays_vectors": any(each.ndim < 2 for each in decayed),
         "decays_embeddings": any(each in tables for each in decayed) if tables else None,
+        "clips_updates": any(map(_is_muon_of_deepspeed, optimizers)) or None,
         "groups": [_group(group, tables) for group in groups],
     }
     return _told(known)
+
+
+def _is_muon_of_deepspeed(optimizer: Optimizer) -> bool:
+    """One of those whose update is clipped after it was orthogonalised."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("deepspeed.") and "muon" in kind.__name__.lower()
 
 
 def _group(group: Mapping[str, Any], tables: set[Tensor]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, clip_of
 from sealegs.signals.meter import StepSignals
 from sealegs.step.gate import ROW, SCALARS, Gate, HostFacts
-from sealegs.step.skip_way import SkipWay
+from sealegs.step.skip_way import SkipWay, Way
 from sealegs.step.update import Update
 from sealegs.watch import Watch
 
@@ -28,7 +28,7 @@ class UpdateDecision:
         self._world = world
         self._skip_way = skip_way or SkipWay("host")
         """For optimizers that do not read the gate's answer."""
-        self._is_way_told = False
+        self._told_way: Way | None = None
         self._are_rules_known = [spike.signal for spike, _ in self._spikes()] == ["loss", "grad_norm"]
         self._gate: Gate | None = None
         self._saved_gate: Any = None
@@ -63,10 +63,13 @@ class UpdateDecision:
         return update
 
     def _tell_the_way(self, number: int) -> None:
-        """Which way updates are skipped, once it is chosen: what either costs, or why there was no choice."""
-        if self._is_way_told or self._skip_way.way is None:
+        """Which way updates are skipped, once it is chosen: what either costs, or why there was no choice.
+
+        Again where it is another one: an optimizer may show only in its first step that it counts on the host.
+        """
+        if self._skip_way.way in (self._told_way, None):
             return
-        self._is_way_told = True
+        self._told_way = self._skip_way.way
         told: dict[str, Any] = {f"{way}_ms": time for way, time in self._skip_way.measured.items()}
         if self._skip_way.way == "device":
             told["copied_bytes"] = self._update.copied_bytes()

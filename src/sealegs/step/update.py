@@ -20,6 +20,7 @@ from torch.optim import LBFGS, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAda
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError
+from sealegs.step.qk_clip import QkClip
 from sealegs.step.undo import Undo
 
 READ_FOUND_INF = frozenset({Adam, AdamW, SGD, Adagrad})
@@ -55,6 +56,8 @@ class Update:
         """Factor on each optimizer setting during an update, by name: ``lr``, ``weight_decay``."""
         self.call: Call | None = None
         """A framework's way to call an optimizer, with its hooks and its clipping; it zeroes the gradients itself."""
+        self.qk_clip: QkClip | None = None
+        """What follows the update of the step that comes, and of no other: heads whose logits are too large."""
         self._undo: dict[int, Undo] = {}
         """What takes back the steps of each optimizer that does not read ``found_inf``."""
         self._has_updated = False
@@ -116,6 +119,8 @@ class Update:
         if go:
             for optimizer in self.optimizers:
                 self._call(optimizer, optimizer.step)
+            if self.qk_clip is not None:
+                self.qk_clip.apply()
         self._finish(updated=go)
 
     def discard(self) -> None:
@@ -143,6 +148,8 @@ class Update:
                 self._call(optimizer, partial(_step_unless, optimizer, found_inf, grad_scale))
             else:
                 self._call(optimizer, partial(self._undo_of(optimizer).step, found_inf))
+        if self.qk_clip is not None:
+            self.qk_clip.apply(found_inf)
         self._finish(updated=True)
 
     def apply_as_ever(self) -> None:
@@ -164,6 +171,7 @@ class Update:
             self.call(optimizer, update)
 
     def _finish(self, *, updated: bool) -> None:
+        self.qk_clip = None
         if self.scaler is not None:
             self.scaler.update()
         self._has_updated |= updated

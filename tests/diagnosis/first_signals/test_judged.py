@@ -10,6 +10,7 @@ from tests.diagnosis.sick_kinds import SICK
 
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.curve.loss_curve import curve_of
+from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.track import Track, track_of
 from sealegs.diagnosis.kind import kind_of
@@ -267,3 +268,64 @@ def test_a_flat_reward_and_a_critic_that_explains_nothing_go_together() -> None:
     assert {(one.shows, one.is_grave) for one in alone} == {("reward-flat", False)}
     both = shown(run_with({"reward": rewards, "policy_entropy": entropy, "EVAfter": explained}))
     assert {("reward-flat", True), ("critic-explains-nothing", False)} <= {(one.shows, one.is_grave) for one in both}
+
+
+def test_a_reward_that_rose_is_enough_where_an_environment_gives_it() -> None:
+    """A scorer can be pleased without doing what is meant: of its policy the entropy, or held-out data, must tell."""
+    at, random = np.arange(60), np.random.default_rng(8)
+    risen = {"loss": random.standard_normal(60), "reward": at / 60 + 0.05 * random.standard_normal(60)}
+    flat = risen | {"reward": 0.5 + 0.05 * random.standard_normal(60)}
+    held_out = {"heldout_accuracy": 0.5 + at / 200}
+    for columns, lacks in (
+        (risen, True),
+        (risen | {"ep_len_mean": 20.0 + at}, False),
+        (risen | {"ep_len_mean": 20.0 + at, "completion_length": 200.0 + at}, True),
+        (risen | held_out, False),
+        (risen | {"eval_batch_size": np.full(60, 8.0)}, True),
+        (flat | {"ep_len_mean": 20.0 + at}, True),
+    ):
+        run = run_with(columns)
+        assert bool(kind_of(run, curve_of(run)).missing) == lacks, columns.keys()
+        assert look(run).verdict == ("unknown" if lacks else "healthy")
+
+
+@pytest.mark.parametrize(("end", "verdict"), [(0.9, "healthy"), (0.2, "unknown")])
+def test_ten_rewards_that_rise_beyond_doubt_are_enough(end: float, verdict: str) -> None:
+    reward = np.linspace(0.1, end, 10) + np.tile([0.05, -0.05], 5)
+    assert look(run_with({"reward": reward, "episode": np.arange(10.0)})).verdict == verdict
+
+
+def test_a_critic_of_a_task_that_is_solved_has_nothing_to_explain() -> None:
+    at, random = np.arange(200), np.random.default_rng(9)
+    course = np.minimum(at / 120, 1)
+    columns = policy(random, 200) | {"train/explained_variance": np.where(at < 80, 0.6, -5.0)}
+    assert "critic-explains-nothing" not in found_in(**columns | {"reward": 500 * course})
+    assert "critic-explains-nothing" in found_in(
+        **columns | {"reward": 500 * course + 20 * random.standard_normal(200)}
+    )
+
+
+def test_updates_that_are_too_large_throughout_are_told() -> None:
+    sound = policy(np.random.default_rng(10))
+    far = np.exp(0.2 * np.random.default_rng(11).standard_normal(240))
+    for name, usual, large in (("policy_kl", 0.02, 0.4), ("clip_share", 0.15, 0.7)):
+        assert "clip-saturates" not in found_in(**sound | {name: usual * far})
+        assert "clip-saturates" in found_in(**sound | {name: np.minimum(large * far, 1.0)})
+        first = np.where(np.arange(240) < 100, large, usual)
+        assert "clip-saturates" not in found_in(**sound | {name: first * far}), "only at first"
+
+
+def test_a_running_mean_that_wanders_has_gained_nothing() -> None:
+    """Returns over the last hundred episodes differ from row to row by less than they wander."""
+    at, random = np.arange(224), np.random.default_rng(12)
+    returns = 22.5 + np.sin(at / 9) + 0.005 * at + 0.02 * random.standard_normal(224)
+    assert set(found_in(reward=returns, policy_entropy=np.full(224, 0.5))) == {"reward-flat"}
+    assert not found_in(reward=returns + 0.05 * at, policy_entropy=np.full(224, 0.5))
+
+
+@pytest.mark.parametrize(("end", "shows"), [(-33.5, {"reward-falls"}), (-28.0, set())])
+def test_half_of_a_sure_gain_that_is_lost_is_told_on_any_scale(end: float, shows: set[str]) -> None:
+    """Costs are negative rewards: how far they are from zero says little of what was won and lost."""
+    at, random = np.arange(130), np.random.default_rng(13)
+    reward = np.interp(at, [0, 15, 65, 75, 129], [-40, -25.5, -25.5, end, end]) + 0.2 * random.standard_normal(130)
+    assert set(found_in(reward=reward, policy_entropy=np.full(130, 0.5))) == shows

@@ -1,5 +1,6 @@
 """Single signs, where an incident in prose would say too little: what they must not be taken in by."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,24 @@ def test_the_entropy_of_a_later_batch_is_not_that_of_the_one_that_spiked(tmp_pat
     assert (found.holds, found.missing) == (None, "token_entropy")
     signals = {"loss": spike, "grad_norm": NORM, "token_entropy": entropy | {"every": 1}}
     assert sign("entropy-usual", tmp_path, signals=signals).holds
+
+
+@pytest.mark.parametrize(
+    ("factor", "accumulation", "holds"),
+    [
+        (2.07, None, True),
+        (8.2, None, True),  # a model that begins 2.5 % above guessing, eight times over
+        (7.8, None, False),  # no model begins so far below guessing
+        (8.5, None, False),
+        (16.4, 16, True),
+        (16.4, 12, False),
+        (1.03, 1, False),
+    ],
+)
+def test_a_first_loss_is_a_multiple_where_models_begin_a_little_above_guessing(
+    factor: float, accumulation: int | None, holds: bool, tmp_path: Path
+) -> None:
+    first = factor * math.log(50_000)
+    settings = {"model": {"vocabulary": 50_000}} | ({"accumulation": accumulation} if accumulation else {})
+    loss = {"line": [[0, first], [2, first], [300, 0.6 * first], [1200, 0.5 * first]], "noise": 0.0005}
+    assert sign("multiple-of-uniform", tmp_path, signals={"loss": loss}, settings=settings).holds == holds

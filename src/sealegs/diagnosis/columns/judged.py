@@ -307,6 +307,7 @@ def _not_finite(run: Run, column: _Column) -> Iterator[ColumnFinding]:
     lasts = bool(bad[-min(lasting, 3) :].all())
     text = f"{column.signal} is not finite in {int(bad.sum()):,} of {len(bad):,} rows, first at step {steps[first]}"
     is_strong = lasts and bool(bad[-lasting:].mean() > 0.9) and first >= FEW
+    is_strong |= column.nature == "error" and bool(bad[first:].all()) and first >= FEW  # the weights as they are now
     yield ColumnFinding(
         signal=column.signal,
         step=int(steps[first]),

@@ -11,12 +11,29 @@ from sealegs.record.run import Run
 
 FEWEST = 8
 """Evaluations from which one turn can be told."""
+WIDTH = 3
+"""Evaluations whose median is a level."""
 SMALLEST = 0.03
 """Smallest rise above the lowest, as a share of what was gained, or of the lowest if that is more."""
 SURE = 4.0
 """Usual deviations that it must reach, too."""
 STAYED = 0.2
 """Share of the evaluations that come after the lowest, at the least."""
+
+
+def goes_on_falling(run: Run, first: int) -> bool:
+    """Whether the held-out loss has been lower since a step than it ever was before: no damage was done there.
+
+    Medians of three are compared, so that no single evaluation decides.
+    """
+    if "eval_loss" not in run.signals or not run.has_numbers("eval_loss"):
+        return False
+    steps, values = run.series("eval_loss")
+    before, since = values[steps < first], values[steps >= first]
+    if len(before) < FEWEST or len(since) < WIDTH or not np.isfinite(values).all():
+        return False
+    lowest = np.median(np.lib.stride_tricks.sliding_window_view(before, WIDTH), axis=1).min()
+    return bool(np.median(since[-WIDTH:]) < lowest)
 
 
 def learns_by_heart(run: Run, curve: LossCurve) -> str:

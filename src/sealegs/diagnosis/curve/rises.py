@@ -65,7 +65,8 @@ SLOW_HIGH = 6.0
 SLOW_SMALLEST = 0.03
 """Smallest slow rise that is still there at the end. One that has come back must reach SMALLEST."""
 SLOW_PASSED = 10.0
-"""Usual deviations that such a rise must reach, too. In the first tenth it does not count: rates warm up there."""
+"""Usual deviations that such a rise must reach, too. In the first tenth it does not count, since rates warm up there,
+unless it lasts beyond the first third."""
 SLOW_LEAST = 3
 """Fewest blocks that a slow rise lasts."""
 
@@ -215,7 +216,7 @@ def _slow(heights: Floats) -> Iterator[CurveRise]:
     for first, last in stretches(above > enough / 2):
         top = float(above[first : last + 1].max())
         is_open = last == count - 1
-        is_warming_up = not is_open and first < count / 10
+        is_warming_up = not is_open and first < count / 10 and last < count / 3
         least = enough if is_open else max(enough, SMALLEST, SLOW_PASSED * usual)
         if last - first + 1 >= SLOW_LEAST and top > least and not is_warming_up:
             yield CurveRise(

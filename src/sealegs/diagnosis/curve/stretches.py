@@ -20,6 +20,8 @@ AFTER_RESUME = 3
 """Rows after a resume in which a rise belongs to the resume."""
 RESUMED = 2.0
 """Noise of a row by which the loss of the first rows after a resume must exceed what stood before, to have leapt."""
+ROUNDED = 2.5
+"""Times the last digit that a rise must be: losses of 0.0001 and 0.0003 may be 0.00015 and 0.00025."""
 HIDDEN = 3
 """Losses of exactly 0 in a row, after others far above, that were NaN."""
 SETTLED = 0.5
@@ -58,6 +60,7 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     """Losses that are not finite, and gradients that often are not although no scaler explains it."""
     rows = len(curve.losses)
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
+    bad[: _unmeasured(curve)] = False
     norms = beside(run, curve, "grad_norm")
     broken = np.isinf(norms) & ~bad
     goes_on = broken[SCALER_SEARCH - 1 : SCALER_SEARCH + 1].all() and rows > SCALER_SEARCH
@@ -78,6 +81,13 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
             if often or b - a + 1 >= rule.in_a_row
         ]
     return found
+
+
+def _unmeasured(curve: LossCurve) -> int:
+    """Rows at the beginning without a finite loss, where finite ones follow in the same attempt: the means of nothing
+    that loggers write before the first update. Weights that are not finite would not have come back."""
+    first = int(curve.finite[0]) if len(curve.finite) else 0
+    return first if first and curve.segments[first] == curve.segments[0] else 0
 
 
 def hidden(run: Run, curve: LossCurve) -> NDArray[np.bool_]:
@@ -106,6 +116,7 @@ def risen(run: Run, curve: LossCurve) -> list[Stretch]:
     """Spikes, new levels, drifts and jumps at a resume."""
     found = []
     masked = hidden(run, curve)
+    quantum = _quantum(curve)
     for part in curve.parts:
         rows = part[~masked[part]]
         if not len(rows):
@@ -116,11 +127,19 @@ def risen(run: Run, curve: LossCurve) -> list[Stretch]:
             is_open = rise.last == len(rows) - 1 and rows[-1] == curve.finite[-1]
             first, last = int(rows[rise.first]), int(rows[rise.last])
             is_lasting = is_open or rise.last - rise.first > len(rows) / 10
-            if is_as_before(curve, first):
+            near = losses[max(rise.first - NEAR, 0) : rise.last + 1]
+            is_rounding = near[-1 - rise.last + rise.first :].max() - near.min() < ROUNDED * quantum
+            if is_as_before(curve, first) or is_rounding:
                 continue
             kind = "resume_jump" if _is_resume(curve, first) else _kind(heights, rise, is_lasting=is_lasting)
             found.append(Stretch(first, last, kind, is_open, rise.leap))
     return found
+
+
+def _quantum(curve: LossCurve) -> float:
+    """The least by which two losses differ: that of their last digit, where they were rounded."""
+    losses = np.unique(curve.losses[curve.finite])
+    return float(np.diff(losses).min()) if len(losses) > 1 else 0.0
 
 
 def _kind(heights: Floats, rise: CurveRise, *, is_lasting: bool) -> str:

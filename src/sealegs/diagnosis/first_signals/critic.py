@@ -20,6 +20,8 @@ LOSS = re.compile(
 )
 ENOUGH = 50
 """Rows from which a critic must explain something."""
+SAME = 0.01
+"""Share of all that was gained by which rewards at a ceiling differ."""
 NOTHING = 0.05
 """The share of the returns' variance below which a critic explains nothing. It may be far below 0."""
 BLOWN_UP, PARTS = 20.0, 12
@@ -29,7 +31,8 @@ as much. It also grows with the reward: that is no fault."""
 
 def judged(run: Run, reward: Track | None) -> Iterator[Standing]:
     """What stands in the columns of a critic."""
-    yield from _explains_nothing(run)
+    if reward is None or not _is_solved(reward):
+        yield from _explains_nothing(run)
     if reward is not None:
         yield from _blows_up(run, reward)
 
@@ -37,6 +40,13 @@ def judged(run: Run, reward: Track | None) -> Iterator[Standing]:
 def columns(run: Run, pattern: re.Pattern[str]) -> list[str]:
     """The columns of such a name."""
     return [name for name in run.signals if pattern.fullmatch(re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"))]
+
+
+def _is_solved(reward: Track) -> bool:
+    """Whether the reward has come up to a ceiling and stands there: returns that are all the same leave nothing to
+    explain."""
+    gain = float(reward.values.max()) - reward.early(0.0, 0.1)
+    return gain > 0 and float(reward.values.max()) - reward.end <= SAME * gain
 
 
 def _explains_nothing(run: Run) -> Iterator[Standing]:

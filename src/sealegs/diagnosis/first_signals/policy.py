@@ -7,7 +7,7 @@ solved: so most of these are to be watched. Two that go together, or a reward th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,22 +28,20 @@ from sealegs.detectors.collapse_rules import (
 )
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.first_signals import critic
+from sealegs.diagnosis.first_signals.reward import HALF, LARGE, Course, course_of
 from sealegs.diagnosis.first_signals.track import WIDTH, Track, track_of
 from sealegs.record.run import Run
 
-NO_GAIN = 4.0
-"""The same for a gain that nobody would see."""
 FLAT = 1.5
 """Standard errors by which the second half of a reward that has not risen differs from its beginning, at the most."""
+STEADY = 4 * SURE
+"""Times that it wanders, which a reward must have gained to have fallen by half of that beyond doubt."""
 SELDOM = 0.1
 """Share of the rows whose reward is above its lowest, where a policy has found next to nothing."""
 ENOUGH = 50
 """Rows from which a reward that never rose says something; from twice as many of a whole run it is told by itself."""
 LOST = 0.8
 """Share of what was gained that is gone where a reward has collapsed; half of it is worth a look."""
-HALF = 0.5
-LARGE = 0.3
-"""Smallest fall, as a share of the reward's own size, that is a collapse; ``NOTABLE`` is one that is worth a look."""
 ON_THE_WAY_BACK = 0.3
 """Share of the fall from which on a reward is coming back."""
 NOTHING = 0.01
@@ -61,72 +59,14 @@ SHORT, LONG = 0.1, 4.0
 """Share of its length that is left where completions collapse, and the factor by which they leap."""
 ALL_CUT, SOME_CUT = 0.85, 0.5
 ALL_CLIPPED, SOME_CLIPPED = 0.6, 0.3
+MOST_CLIPPED, FAR = 0.5, 0.1
+"""Share of the ratios that are clipped, and nats from the policy that the samples are of, beyond which updates are too
+large throughout: a ratio at the usual clip of 0.2 is 0.02 nats away, and the clip is there for the few."""
 RATIO = 10.0
 """Growth of the largest importance ratio, and the least that is told."""
 
 CONFIRMS = ("entropy-vanishes", "entropy-explodes", "kl-leaps", "sampler-apart", "length-collapses", "completions-cut")
 """What makes a fall of the reward a collapse."""
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """The course of a reward, by means of a twentieth of the log."""
-
-    start: float
-    best: float
-    end: float
-    best_row: int
-    fallen_row: int
-    """The first row from which on it is nearer to its end than to its best."""
-    wander: float
-    """What neighbouring means differ by where nothing happens."""
-    lowest: float
-
-    @property
-    def has_learned(self) -> bool:
-        """Whether it rose by more than it wanders, and is still up."""
-        gain = self.best - self.start
-        is_gain = gain >= SURE * self.wander and gain >= NOTABLE * self.size and gain > 0
-        return is_gain and self.best - self.end < LARGE * gain
-
-    @property
-    def size(self) -> float:
-        """The reward's own size."""
-        return max(abs(self.best), abs(self.lowest))
-
-    @property
-    def has_gained(self) -> bool:
-        """Whether it was ever higher than at first by more than it wanders: the best of many is high by chance."""
-        return self.best - self.start > NO_GAIN * self.wander
-
-    @property
-    def is_lower(self) -> bool:
-        """Whether it is surely below its best, and by half of what was gained, if anything was."""
-        gain, fall = self.best - self.start, self.best - self.end
-        return fall > 0 and fall >= SURE * self.wander and (gain < SURE * self.wander or fall >= HALF * gain)
-
-
-def course_of(reward: Track) -> Course:
-    """How a reward went. Means are moving ones, so that no edge of a block decides."""
-    width = max(5, reward.rows // 20)
-    sums = np.concatenate([[0.0], np.cumsum(reward.means)])
-    means = (sums[width:] - sums[:-width]) / width
-    noise = float(np.std(np.diff(reward.means))) / np.sqrt(2 * width)
-    blocks = means[::width]
-    wander = 1.4826 / np.sqrt(2) * float(np.median(np.abs(np.diff(blocks)))) if len(blocks) > 2 else 0.0
-    best_row = int(np.argmax(means))
-    end = float(means[-width - 1 :].max())  # of the last two widths: a single good batch is no recovery
-    half = (means[best_row] + end) / 2
-    above = np.flatnonzero(means >= half)
-    return Course(
-        start=float(means[0]),
-        best=float(means[best_row]),
-        end=end,
-        best_row=best_row,
-        fallen_row=min(int(above[-1]) + width // 2 + 1, reward.rows - 1),
-        wander=max(noise, wander),
-        lowest=float(means[best_row:].min()),
-    )
 
 
 def judged(run: Run) -> Iterator[Standing]:
@@ -178,7 +118,8 @@ def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
         return
     is_whole = reward.steps[0] <= 2 * int(np.median(np.diff(reward.steps)))
     early, late = reward.means[: reward.rows // 5], reward.means[reward.rows // 2 :]
-    error = float(np.std(reward.means)) * np.sqrt(1 / len(early) + 1 / len(late))
+    width = max(5, reward.rows // 20)  # the means of so many rows wander by more than the noise of each explains
+    error = max(float(np.std(reward.means)), course.wander * np.sqrt(width)) * np.sqrt(1 / len(early) + 1 / len(late))
     is_level = abs(float(late.mean() - early.mean())) <= FLAT * error
     is_small = course.best - course.start <= NOTABLE * course.size or course.start * course.best < 0  # zero is no size
     if is_whole and reward.rows >= 2 * ENOUGH and is_level and is_small and not course.has_gained:
@@ -196,6 +137,7 @@ def _fall(reward: Track, course: Course) -> Standing:
     is_lost = (has_gained and fall >= LOST * gain and fall >= LARGE * size) or fall >= HALF * size
     is_back = course.end - course.lowest >= ON_THE_WAY_BACK * (course.best - course.lowest)
     is_notable = is_lost or fall >= (NOTABLE if has_gained else LARGE) * size
+    is_notable |= gain >= STEADY * course.wander and fall >= HALF * gain  # whatever zero means on its scale
     gained = f" from {course.start:.4g}" if has_gained else ""
     text = (
         f"reward{gained} up to {course.best:.4g} at step {_step(reward, course.best_row)}, and {course.end:.4g} in the "
@@ -359,6 +301,8 @@ def _updates(run: Run) -> Iterator[Standing]:
     if clip is not None and row is not None and clip.early() < SOME_CLIPPED:
         text = f"{clip.end:.0%} of the ratios are clipped since step {_step(clip, row)}, {clip.early():.0%} at first"
         yield _standing(clip, row, text, "clip-saturates")
+    elif (far := _too_large(clip, track_of(run, "policy_kl"))) is not None:
+        yield far
     for name, factor, floor, words in (
         ("logp_gap", APART, APART_FLOOR, "mean log-probability gap between sampler and trainer"),
         ("logp_gap_max", RATIO, 0.5, "largest log-probability gap between sampler and trainer"),
@@ -373,6 +317,20 @@ def _updates(run: Run) -> Iterator[Standing]:
             text = f"{words} {before:.3g} before step {_step(track, row)}, {track.end:.3g} in the end"
             yield _standing(track, row, text, "sampler-apart")
             return
+
+
+def _too_large(clip: Track | None, divergence: Track | None) -> Standing | None:
+    """Updates that go further than their samples reach, in the second half of the log and in the end."""
+    for track, limit, words in (
+        (divergence, FAR, "nats from the policy that the samples are of"),
+        (clip, MOST_CLIPPED, "of the ratios are clipped"),
+    ):
+        if track is None or min(float(np.median(track.values[track.rows // 2 :])), track.end) < limit:
+            continue
+        row = track.since(track.level >= limit) or 0
+        text = f"{track.end:.2g} {words} in the end: updates are too large for their samples"
+        return _standing(track, row, text, "clip-saturates")
+    return None
 
 
 def _held_out(run: Run, reward: Track | None, course: Course | None) -> Iterator[Standing]:

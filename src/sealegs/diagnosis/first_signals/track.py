@@ -128,9 +128,9 @@ def track_of(run: Run, signal: str, *, fewest: int = FEWEST) -> Track | None:
     return Track(signal, steps[len(steps) - whole :: size], np.median(cut, axis=1), cut.mean(axis=1))
 
 
-def in_words(run: Run, signal: str) -> str:
+def in_words(run: Run, signal: str, *, fewest: int = FEWEST) -> str:
     """``reward 0.21 at first, 0.68 in the end``; empty where it was logged too rarely to say, or not at all."""
-    track = track_of(run, signal)
+    track = track_of(run, signal, fewest=fewest)
     return "" if track is None else f"{signal} {track.early(0.0, 0.1):.4g} at first, {track.end:.4g} in the end"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from sealegs.detectors.collapse_rules import APART, APART_FLOOR
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.first_signals.critic import EXPLAINED, LOSS, columns
-from sealegs.diagnosis.first_signals.policy import course_of
+from sealegs.diagnosis.first_signals.reward import course_of
 from sealegs.diagnosis.first_signals.track import WIDTH, track_of
 from sealegs.diagnosis.signs.sign import Sign, so, unlogged
 
@@ -74,8 +74,8 @@ def sampler_apart(facts: Facts) -> Sign:
 
 
 def clip_saturates(facts: Facts) -> Sign:
-    """Most importance ratios are clipped, up to the end."""
-    return _shown(facts, "clip-saturates", "clip_share")
+    """Most importance ratios are clipped, or each update goes far from its samples, up to the end."""
+    return _shown(facts, "clip-saturates", "clip_share", "policy_kl")
 
 
 def length_collapses(facts: Facts) -> Sign:

@@ -26,6 +26,10 @@ STILL = 50
 NO_CHANCE, TWICE_SO = 0.15, 0.45
 """Distance from a whole number at which a ratio is taken for one: of all ratios a third are so near. Where two signals
 must have the same ratio it may be further."""
+LEAST_PARTS = 2
+ABOVE_GUESSING, AS_GUESSING, A_THIRD = 0.05, 0.01, 0.33
+"""Share of the loss of guessing by which a first loss is above it, and below it, where nothing was learned; and the
+part of all ratios that may lie so near a whole number."""
 FAR_BEYOND = 100.0
 """How many times its norm a group of weights becomes that no update has made so."""
 
@@ -327,11 +331,15 @@ def multiple_of_uniform(facts: Facts) -> Sign:
         return NOT_ASKED
     factor = first.mean() / math.log(vocabulary)
     parts = facts.known.number("accumulation")
-    is_whole = _is_multiple(factor, within=0.05)
+    wavers = float(first.std()) / math.sqrt(len(first)) / math.log(vocabulary)
+    if parts is not None and parts >= LEAST_PARTS:  # no chance is in it where the settings name the number
+        is_whole = abs(factor - parts) <= ABOVE_GUESSING * parts
+    else:
+        is_whole = _is_little_above_whole(factor, wavers)
     text = (
         f"panel 1: first loss {first.mean():.4g} is {factor:.3g} times ln({vocabulary:g}); accumulation {parts or 1:g}"
     )
-    return so(is_whole and (parts is None or round(factor) == parts), text)
+    return so(is_whole and (parts is None or parts >= LEAST_PARTS), text)
 
 
 def multiple_by_the_settings(facts: Facts) -> Sign:
@@ -340,6 +348,16 @@ def multiple_by_the_settings(facts: Facts) -> Sign:
     if not multiple.holds:
         return multiple
     return unlogged("accumulation in the settings") if parts is None else multiple
+
+
+def _is_little_above_whole(factor: float, wavers: float) -> bool:
+    """Whether a first loss is 2, 3, ... times that of a model that begins as models do: a little above guessing, and
+    below it by the noise alone. Of large factors that is any: a third of all ratios count at the most."""
+    if not math.isfinite(factor) or factor < LEAST_PARTS - AS_GUESSING * factor:
+        return False
+    slack = max(AS_GUESSING * factor, min(wavers, NO_CHANCE))
+    above = (factor + slack) % 1.0
+    return above <= min(slack + ABOVE_GUESSING * factor, A_THIRD)
 
 
 def _is_multiple(factor: float, *, within: float, at_most: float = NO_CHANCE) -> bool:

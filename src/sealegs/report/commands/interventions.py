@@ -68,6 +68,32 @@ def interventions(events: Iterable[Event]) -> list[Intervention]:
     ]
 
 
+def rescaled(events: Iterable[Event]) -> list[str]:
+    """Which heads of attention had their queries and keys rescaled: a sentence for each module, since it may have been
+    after every tenth step."""
+    steps: dict[tuple[str, bool], list[int]] = {}
+    heads: dict[tuple[str, bool], set[int]] = {}
+    logits: dict[tuple[str, bool], float] = {}
+    for event in events:
+        if event.kind != "qk-clip":
+            continue
+        for each in event.detail["modules"]:
+            key = str(each.get("module", "")), bool(event.detail["acted"])
+            steps.setdefault(key, []).append(event.step)
+            heads.setdefault(key, set()).update(each.get("heads", ()))
+            logits[key] = max(logits.get(key, 0.0), float(each.get("logit", 0.0)))
+    return [
+        f"{module}: queries and keys of {_counted(len(heads[module, acted]), 'head')} "
+        f"{'rescaled' if acted else 'not rescaled (shadow mode)'} {_counted(len(at), 'time')}, "
+        f"steps {at[0]} to {at[-1]}; the largest logit was {logits[module, acted]:.4g}"
+        for (module, acted), at in steps.items()
+    ]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def page(found: Iterable[Intervention]) -> str:
     """The entries, one after the other."""
     return "\n\n".join(map(str, found))

@@ -66,6 +66,8 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     """Rules that knew enough to answer."""
     unknown: list[str]
     """Codes of the rules that did not."""
+    left_out: list[str] = msgspec.field(default_factory=list)
+    """Codes of the rules about a run from random weights, where this model was trained before."""
     margins_missing: list[str]
     """Codes of the stability margins that this run lacks."""
     margins_there: list[str]
@@ -129,7 +131,10 @@ def _tail(advised: Advised) -> str:
 
 def _asked(advised: Advised) -> str:
     unknown = len(advised.unknown)
-    return f"{advised.asked} rules were asked, {unknown} {'knows' if unknown == 1 else 'know'} too little"
+    told = f"{advised.asked} rules were asked, {unknown} {'knows' if unknown == 1 else 'know'} too little"
+    if not advised.left_out:
+        return told
+    return f"{told}, {_are(len(advised.left_out), 'about a run from random weights')}"
 
 
 def _are(count: int, what: str) -> str:
