@@ -28,7 +28,7 @@ from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
 from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
-from sealegs.diagnosis.live_findings import constant_scale, standing
+from sealegs.diagnosis.live_findings import constant_scale, stalls, standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
 from sealegs.record.run import Run
@@ -571,6 +571,7 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
         learns_by_heart(run, curve),
         None if incidents else norm_rise(run, curve),
         constant_scale(run),
+        stalls(run),
     )
     return (*leapt, *(text for text in slow if text))
 

@@ -27,6 +27,8 @@ IN_A_ROW = 2
 LONGEST = 100
 """Rows beyond which it is no leap but a new level, which the signs of a slow change are about."""
 
+JUDGED_LIVE = ("skip", "alarm", "halt")
+"""Kinds of events of a step that was judged while the run went on."""
 RISEN = 2.0
 """Times the lowest level since the beginning to which a norm must have risen to be told."""
 PARTS = 10
@@ -89,7 +91,12 @@ def norm_breaks(run: Run, curve: LossCurve, spans: Sequence[tuple[float, float]]
     rows = np.flatnonzero(curve.stands)
     is_broken = np.isinf(beside(run, curve, "grad_norm")[rows])
     is_broken[:SCALER_SEARCH] = False
-    steps = [step for step in curve.steps[rows][is_broken].tolist() if not any(a <= step <= b for a, b in spans)]
+    told = {event.step for event in run.events if event.kind in JUDGED_LIVE}  # a guard has skipped those
+    steps = [
+        step
+        for step in curve.steps[rows][is_broken].tolist()
+        if step not in told and not any(a <= step <= b for a, b in spans)
+    ]
     if not steps:
         return None
     return f"gradient norm infinite in {len(steps)} of {len(rows)} rows, the first at step {steps[0]}"
