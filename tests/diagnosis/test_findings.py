@@ -493,6 +493,29 @@ def test_infinite_gradient_norms_without_a_scaler_are_told_beside_a_healthy_loss
     assert "infinite" not in look(replace(found.run, manifest=precision)).because
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("height", [0.0, 0.07, 0.09])
+def test_a_rise_of_several_times_the_noise_is_an_incident_or_told_beside_the_verdict(height: float, seed: int) -> None:
+    """One that is over again after some two hundred rows: beyond doubt, if too little for an incident."""
+    rows = np.arange(3000)
+    loss = (2.9 + 5 * np.exp(-rows / 150)) * np.exp(0.015 * noise("Gaussian", 3000, seed))
+    found = look(run(loss * (1 + np.where(rows >= 1808, height * np.exp(-(rows - 1808) / 200), 0.0))))
+    told = [notice for notice in found.notices if "too little for an incident" in notice]
+    assert len(told) + len(found.incidents) == (1 if height else 0)
+    if height == 0.07:
+        assert told[0].startswith(("loss up by 7% about steps 1808 to ", "loss up by 8% about steps 1808 to "))
+        assert (found.verdict, told[0] in found.because) == ("healthy", True)
+
+
+def test_no_small_rise_is_told_of_where_an_incident_is_nor_where_nothing_is_finite() -> None:
+    loss = falling(3000, kind="Gaussian", size=0.015)
+    assert look(run(np.append(loss, np.full(5, np.nan)))).verdict == "act"
+    loss[1808:1900] *= 1.6
+    assert not any("too little" in notice for notice in look(run(loss)).notices)
+    nothing = np.full(100, np.nan)
+    assert look(run(nothing)).verdict == "act"
+
+
 @pytest.mark.parametrize(("higher", "verdict"), [(0.2, "watch"), (0.5, "act")])
 def test_a_shift_is_over_where_the_loss_ends_at_the_level_before_give_or_take_a_standard_error(
     higher: float, verdict: str

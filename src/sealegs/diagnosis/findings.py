@@ -19,7 +19,7 @@ from sealegs.diagnosis.curve.held_out import goes_on_falling, learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_breaks, norm_leaps, norm_rise
 from sealegs.diagnosis.curve.repeated import without_repeats
-from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
+from sealegs.diagnosis.curve.rises import SMALLEST, heights_of, small_rises
 from sealegs.diagnosis.curve.saw_tooth import is_of_the_tooth, saw_tooth
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import is_cleared, why_cleared
@@ -572,8 +572,25 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
         None if incidents else norm_rise(run, curve),
         constant_scale(run),
         stalls(run),
+        _small_rise(curve, spans),
     )
     return (*leapt, *(text for text in slow if text))
+
+
+def _small_rise(curve: LossCurve, spans: Sequence[tuple[float, float]]) -> str | None:
+    """The highest rise of the last start that is too small for an incident, and is over; not in one of these spans."""
+    rows = curve.parts[-1]
+    if not len(rows):
+        return None
+    found = [
+        (rise.height, int(curve.steps[rows[rise.first]]), int(curve.steps[rows[rise.last]]))
+        for rise in small_rises(heights_of(curve.losses[rows]))
+    ]
+    apart = [each for each in found if not any(each[1] <= end and begin <= each[2] for begin, end in spans)]
+    if not apart:
+        return None
+    height, first, last = max(apart)
+    return f"loss up by {math.expm1(height):.0%} about steps {first} to {last}, and back: too little for an incident"
 
 
 def _ends(curve: LossCurve) -> tuple[float, float]:
