@@ -45,6 +45,20 @@ def test_three_in_a_row_are_an_alarm_and_three_apart_are_not() -> None:
     assert severities({5: nan, 7: nan, 9: nan}, 12) == {5: GATE, 7: GATE, 9: GATE}
 
 
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ((2, 1), "3 in a row"),
+        ((90, 3, 2, 1), "4 in a row"),
+        ((400, 300, 200, 100, 50), "6 times in 500 steps"),
+    ],
+)
+def test_an_alarm_says_which_of_its_rules_it_is_by(state: tuple[int, ...], why: str) -> None:
+    finding = NonFinite().look(state, {"step": 9, "loss": math.nan})
+    assert finding is not None
+    assert finding.note == f"loss is not finite, {why}"
+
+
 def test_one_percent_of_the_last_500_is_an_alarm() -> None:
     every_90 = {step: {"loss": math.nan} for step in range(0, 1000, 90)}
     assert set(severities(every_90, 1000).values()) == {GATE, ALARM}

@@ -497,6 +497,40 @@ def test_a_diagnosis_is_about_this_incident_alone(tmp_path: Path) -> None:
     assert document.symptoms.grad_norm == pytest.approx(40.7, abs=0.2)
 
 
+def test_a_skip_near_a_spike_is_no_part_of_it(tmp_path: Path) -> None:
+    """A NaN that was skipped thirty steps before, and one of thirty steps later, are two more incidents."""
+    told = [{"step": step, "loss": loss, "grad_norm": norm} for step, loss, norm in losses([600])]
+    for step in (570, 660):
+        told[step] |= {"loss": math.nan, "grad_norm": math.nan}
+    run = open_run(make_run(tmp_path / "near", told, []))
+    seen = logged_incidents(run)
+    (spike,) = (each for each in seen.values() if each.kind == "spike")
+    others = tuple(each for each in seen.values() if each != spike)
+    assert [each.kind for each in others] == ["nonfinite", "nonfinite"]
+    case = Case(source="near", run=run, incident=spike, others=others)
+    facts, diagnosis = diagnosed(case)
+    assert not facts.is_nonfinite
+    assert (facts.run.steps[-1], facts.is_over) == (659, True)
+    assert 570 not in facts.run.steps
+    assert diagnosis.first_action.startswith("Leave it, the loss is back")
+    document = postmortem_of(case)
+    told_of = [text for each in document.hypotheses for text in (*each.evidence_for, *each.evidence_against)]
+    assert told_of
+    assert not any("not finite" in text for text in (*told_of, *document.outcome))
+    assert [(one.last, math.isfinite(one.was or 0.0)) for one in document.promises] == [(650, True)] * 3
+    (first,) = (each for each in others if each.start == 570)
+    broken = postmortem_of(replace(case, incident=first, others=(spike, *others[1:])))
+    assert "loss not finite at step 570" in broken.hypotheses[0].evidence_for[0]
+
+
+def test_what_comes_hardly_after_an_incident_is_its_own(tmp_path: Path) -> None:
+    told = [{"step": step, "loss": loss, "grad_norm": norm} for step, loss, norm in losses([600])]
+    told[637] |= {"loss": math.nan, "grad_norm": math.nan}
+    run = open_run(make_run(tmp_path / "chained", told, []))
+    facts, _ = diagnosed(Case(source="chained", run=run, incident=replace(SPIKE, end=632)))
+    assert facts.is_nonfinite
+
+
 def test_an_incident_that_hindsight_does_not_see_is_still_the_one_to_explain(spiked: Case) -> None:
     unseen = replace(SPIKE, start=1000, peak=1000, peak_loss=2.1, end=1010)
     facts, _ = diagnosed(replace(spiked, incident=unseen))

@@ -9,6 +9,7 @@ import tyro
 
 from sealegs.cli.audit_comparison import compare
 from sealegs.cli.output import show, show_json
+from sealegs.cli.run_names import place_of
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.record.events import load_events
 from sealegs.record.reading import is_number
@@ -99,9 +100,7 @@ def _last_resume(path: Path, run: Path | None) -> CameBack | None:
 
 def _place(words: str) -> tuple[Path, Path | None]:
     """A path; or the newest checkpoint of a run, by its folder or its name, and the run."""
-    path = Path(words)
-    if not path.exists() and "/" not in words:
-        path = Path("experiments") / words
+    path = Path(place_of(words))
     if not path.exists():
         raise SourceError(f"{words}: no such checkpoint or run; give its path, or the name of a run in experiments/")
     if not (path / MANIFEST).exists():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from sealegs.cli.output import show, show_json
+from sealegs.cli.run_names import place_of
 from sealegs.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -173,12 +174,6 @@ def _write_page(path: Path, diagnosis: "Diagnosis") -> None:
     content = html_page(diagnosis).encode("utf-8", "backslashreplace")
     with writing(path), whole_file(path, durable=False) as file:
         file.write(content)
-
-
-def place_of(source: str) -> str:
-    """The path of a source: a bare name may be a run in ``experiments``, as in the other commands."""
-    named = Path("experiments") / source
-    return str(named) if not Path(source).exists() and "/" not in source and named.is_dir() else source
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:

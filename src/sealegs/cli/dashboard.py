@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from sealegs.cli.check import place_of
 from sealegs.cli.output import say, tell
+from sealegs.cli.run_names import place_of
 from sealegs.errors import ConfigError, MissingExtra
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import DASHBOARD, MANIFEST

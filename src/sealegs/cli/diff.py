@@ -6,8 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from sealegs.cli.check import place_of
 from sealegs.cli.output import show, show_json
+from sealegs.cli.run_names import place_of
 from sealegs.diagnosis.diff import differ
 from sealegs.diagnosis.diff_conclusions import conclude
 from sealegs.readers.read import read

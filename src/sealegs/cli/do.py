@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from sealegs.cli.output import show, tell
-from sealegs.cli.train import named_folder
+from sealegs.cli.run_names import folder_of
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
 from sealegs.record import requests
@@ -43,7 +43,7 @@ class Options:
     """What the command line can say."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Name of the run, a folder in experiments/; or a path, with a slash."""
+    """A run folder, or its name in experiments/."""
     what: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="WHAT")]
     """One of the above."""
     wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 600.0
@@ -53,7 +53,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Send the request, wait, and print the answer."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs do", description=DESCRIPTION)
-    folder = named_folder(options.run)
+    folder = folder_of(options.run)
     manifests.load(folder)
     action = requested_action(options.what)
     if not requests.is_under_way(folder):

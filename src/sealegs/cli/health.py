@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from sealegs.cli.output import say, show_json
-from sealegs.cli.train import named_folder
+from sealegs.cli.run_names import folder_of
 from sealegs.record.health import clear, read_health
 from sealegs.record.run import open_run
 
@@ -30,7 +30,7 @@ class Options:
     """What the command line can say."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Name of the run, a folder in experiments/; or a path, with a slash."""
+    """A run folder, or its name in experiments/."""
     json: bool = False
     """Print one JSON object, and nothing else."""
     clear: bool = False
@@ -40,7 +40,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Print it."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs health", description=DESCRIPTION)
-    folder = open_run(named_folder(options.run)).folder
+    folder = open_run(folder_of(options.run)).folder
     health = clear(folder) if options.clear else read_health(folder)
     if options.json:
         show_json(json.loads(health.to_json()))

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from sealegs.cli.output import say, show, show_json
-from sealegs.cli.train import named_folder
+from sealegs.cli.run_names import folder_of
 from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import open_run
 from sealegs.record.stability_tax import tax_of
@@ -29,7 +29,7 @@ class Options:
     """What the command line can say."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Name of the run, a folder in experiments/; or a path, with a slash."""
+    """A run folder, or its name in experiments/."""
     json: bool = False
     """Print one JSON object, and nothing else."""
 
@@ -37,7 +37,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Print the log."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs interventions", description=DESCRIPTION)
-    run = open_run(named_folder(options.run))
+    run = open_run(folder_of(options.run))
     found = interventions(run.events)
     of_heads = rescaled(run.events)
     if options.json:

@@ -10,7 +10,7 @@ import tyro
 
 from sealegs.cli.output import say, show, show_json, tell
 from sealegs.cli.replay import builder, incident_of
-from sealegs.cli.train import named_folder
+from sealegs.cli.run_names import folder_of
 from sealegs.errors import ConfigError, MissingExtra, SourceError
 from sealegs.record.reading import is_number
 from sealegs.record.run import Run, open_run
@@ -78,13 +78,13 @@ _TOLD = ("loss", "grad_norm", "grads_finite", "params_finite")
 def _run_and_step(words: str) -> tuple[Path, int | None]:
     """The run of ``RUN@STEP`` and its step; None where no step is named. A folder may have an @ in its name."""
     run, (name, mark, number) = words.partition("#")[0], words.rpartition("@")
-    if not mark or "/" in number or ("@" in run and named_folder(run).is_dir()):
-        return named_folder(run), None
+    if not mark or "/" in number or ("@" in run and folder_of(run).is_dir()):
+        return folder_of(run), None
     if not is_number(number):
         raise ConfigError(f"{words}: after the @ comes the number of a step: {name}@4711")
     if "#" in name:
         raise ConfigError(f"{words}: an incident or a step: {name} --step {number}, or {run}@{number}")
-    return named_folder(name), int(number)
+    return folder_of(name), int(number)
 
 
 def _in_incident(folder: Path, step: int | None, options: Options) -> int:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from sealegs.cli.check import place_of
 from sealegs.cli.output import say
+from sealegs.cli.run_names import place_of
 from sealegs.errors import ConfigError, SourceError
 from sealegs.readers.read import read
 from sealegs.record.files import whole_file, writing
@@ -93,13 +93,13 @@ def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
         yield replace(case, verified=open_verified(place)), place
         return
     run = open_run(place) if (place / MANIFEST).is_file() else read(place_of(name)).run
-    folders = folders_of(run)
+    folders, seen = folders_of(run), logged_incidents(run)
     wanted = [int(digits)] if digits else list(folders)
     if folders and all(number in folders for number in wanted):
         known = {number: open_incident(folder) for number, folder in folders.items()}
         incidents = {number: incident for number, (incident, _, _) in known.items()}
     else:
-        incidents = logged_incidents(run)
+        incidents = seen
         known = {number: open_incident(folders[number]) for number in wanted if number in folders}
         wanted = wanted or [number for number, each in incidents.items() if each.kind not in MILD]
     for number in wanted:
@@ -107,7 +107,7 @@ def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
             there = f"there are {', '.join(map(str, incidents))}" if incidents else "there is none"
             raise SourceError(f"{words}: no such incident; {there}")
         incident, replayed, has_capsule = known.get(number, (incidents[number], None, False))
-        others = tuple(other for other in incidents.values() if other.number != number)
+        others = tuple(other for other in seen.values() if other.number != number)
         case = Case(source=name, run=run, incident=incident, others=others, replayed=replayed, has_capsule=has_capsule)
         yield replace(case, verified=open_verified(folders.get(number))), folders.get(number)
 

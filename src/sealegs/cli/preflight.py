@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from sealegs.cli.output import show, show_json
+from sealegs.cli.run_names import place_of
 from sealegs.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -93,9 +94,7 @@ def read(source: str) -> "Iterator[Read]":
     from sealegs.record.reading import read_bytes
     from sealegs.record.schema import MANIFEST
 
-    path = Path(source)
-    if not path.exists() and "/" not in source and (Path("experiments") / source).is_dir():
-        path = Path("experiments") / source
+    path = Path(place_of(source))
     if path.is_dir():
         if (path / MANIFEST).exists():
             yield of_run(path)

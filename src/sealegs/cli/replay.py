@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from sealegs.cli.output import show, show_json, tell
-from sealegs.cli.train import named_folder
+from sealegs.cli.run_names import folder_of
 from sealegs.errors import ConfigError, MissingExtra, SourceError
 from sealegs.incidents import Incident
 from sealegs.record import manifest as manifests
@@ -134,7 +134,7 @@ def incident_of(words: str) -> Path:
     name, mark, number = words.partition("#")
     if mark and not is_number(number):
         raise ConfigError(f"{words}: after the # comes the number of an incident: {name}#1")
-    run = named_folder(name)
+    run = folder_of(name)
     return run if (run / CAPSULE).is_dir() else incident_folder(run, int(number) if mark else None)
 
 

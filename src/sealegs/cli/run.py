@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import tyro
 
 from sealegs.cli.output import tell
-from sealegs.cli.train import named_folder
+from sealegs.cli.run_names import named_folder
 from sealegs.errors import ConfigError
 from sealegs.integrations.launch.request import Report, Request, reports_in
 

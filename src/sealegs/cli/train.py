@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 import tyro
 
 from sealegs.cli.output import show, tell
+from sealegs.cli.run_names import RUNS, named_folder
 from sealegs.diagnosis.interventions import done_in
 from sealegs.errors import ConfigError, MissingExtra, RunHalted
 from sealegs.faults.spec import parse as parse_fault
@@ -208,11 +209,6 @@ def _weights(
     )
 
 
-def named_folder(run: str) -> Path:
-    """A bare name is a folder in ``experiments``; anything with a slash is a path."""
-    return Path(run) if "/" in run else Path("experiments") / run
-
-
 def run_folder(options: Options) -> Path:
     """The folder of the run."""
     if options.run is not None:
@@ -222,7 +218,7 @@ def run_folder(options: Options) -> Path:
     if options.resume:
         raise ConfigError("--resume: say which run with --run NAME")
     now = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{token_hex(2)}"  # two may start in one second
-    return Path("experiments") / f"{options.preset or options.size or 'run'}-{now}"
+    return RUNS / f"{options.preset or options.size or 'run'}-{now}"
 
 
 def sinks_of(options: Options) -> list[Sink]:

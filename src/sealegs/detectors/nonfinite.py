@@ -42,12 +42,14 @@ class NonFinite:
         value = float(now[signal])
         if signal == "params_finite":
             return self._finding(step, Severity.HALT, signal, value, "a parameter is not finite")
-        row = self.in_a_row - 1
-        is_often = state[-row:] == tuple(range(row, 0, -1)) if row else True
-        is_often |= len(state) + 1 > self.share * self.window
-        severity = Severity.ALARM if is_often else Severity.GATE
-        note = f"{signal} is not finite" + (f", {len(state) + 1} times in {self.window} steps" if is_often else "")
-        return self._finding(step, severity, signal, value, note)
+        in_a_row, in_all = 1 + _right_before(state), 1 + len(state)
+        why = ""
+        if in_all > self.share * self.window:
+            why = f", {in_all} times in {self.window} steps"
+        elif in_a_row >= self.in_a_row:
+            why = f", {in_a_row} in a row"
+        severity = Severity.ALARM if why else Severity.GATE
+        return self._finding(step, severity, signal, value, f"{signal} is not finite{why}")
 
     def learn(self, state: State, now: Row) -> State:
         """Count the row if it is not finite."""
@@ -64,6 +66,18 @@ class NonFinite:
             limit=math.inf,
             note=note,
         )
+
+
+def _right_before(state: State) -> int:
+    """How many rows right before this one were not finite.
+
+    >>> _right_before((9, 2, 1)), _right_before((9, 2))
+    (2, 0)
+    """
+    count = 0
+    while count < len(state) and state[-1 - count] == count + 1:
+        count += 1
+    return count
 
 
 def broken(now: Row) -> str | None:

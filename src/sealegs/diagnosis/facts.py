@@ -21,8 +21,9 @@ from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import NUMERIC, gravity
 from sealegs.diagnosis.lines import KnownLine, known_lines
 from sealegs.diagnosis.settings import Known, known_of
-from sealegs.incidents import SLOW, Incident
+from sealegs.incidents import AVERAGED, SLOW, Incident
 from sealegs.judge import culprit_in
+from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import Run
 from sealegs.vocabulary import Row
 
@@ -360,6 +361,15 @@ class Facts:
         return self._rows_of_focus <= passing(len(self.loss.values))[1]
 
     @property
+    def is_overcome(self) -> bool:
+        """Whether the run went back over the incident, and has passed it since."""
+        focus = self.focus
+        if focus is None or focus.kind == "resume_jump" or not (self.curve.steps == focus.peak).any():
+            return False
+        is_given_up = not self.curve.stands[self.curve.row_of(focus.peak, focus.peak_loss)]
+        return bool(is_given_up) and self.curve.standing_beyond(max(focus.start, focus.peak)) >= AVERAGED
+
+    @property
     def _rows_of_focus(self) -> int:
         """The rows that the incident lasted."""
         assert self.focus is not None
@@ -440,6 +450,19 @@ class Facts:
         """Whether the loss is not finite up to the last row, for at least three rows."""
         tail = self.loss.values[-3:]
         return len(tail) == 3 and not np.isfinite(tail).any()
+
+    @property
+    def ends_bad(self) -> bool:
+        """Whether the loss of the last row is not finite."""
+        return len(self.loss.values) > 0 and not math.isfinite(self.loss.values[-1])
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the log ends with the incident, whose updates were skipped."""
+        focus = self.focus
+        if focus is None or focus.kind != "nonfinite" or focus.end is not None or focus.trajectory is not None:
+            return False
+        return focus.start in skipped_steps(self.run.events)
 
     @cached_property
     def is_nonfinite(self) -> bool:

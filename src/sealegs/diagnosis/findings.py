@@ -31,6 +31,7 @@ from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
 from sealegs.diagnosis.live_findings import constant_scale, stalls, standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
+from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import Run
 
 RULES = ("calibrated", "textbook")
@@ -48,6 +49,7 @@ a deviation."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
+HELD = "the last update was skipped, and no weight has gone through it"
 GIVEN_UP = "the attempt in which it happened was given up, and the last one has not come past that step yet"
 CLEAR = math.log(2.0)
 """A leap of one row that the live statistic has no say in, and twice that of two rows: a hard batch leaps by less, and
@@ -172,7 +174,7 @@ def onsets(run: Run, whole: LossCurve, *, rules: str, rows: int) -> list[int]:
 
 
 def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_statistic.MOST_FOLDED) -> list[Stretch]:
-    broken = nonfinite(run, curve) + overflowed(run, curve)
+    broken = [_if_held(run, curve, one) for one in nonfinite(run, curve)] + overflowed(run, curve)
     if rules == "textbook":
         return sorted(broken + live_statistic.by_the_book(curve))
     grown = risen(run, curve)
@@ -197,6 +199,18 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
     if not any(one.is_open for one in found):
         found += flat(run, curve)
     return sorted([part for one in found for part in _by_attempt(curve, one)] + epoch_steps(run, curve))
+
+
+def _if_held(run: Run, curve: LossCurve, one: Stretch) -> Stretch:
+    """A stretch of values that are not finite, marked where its updates are known to have been skipped, the weights are
+    not known to be spoilt, and it is too short for an alarm."""
+    if not one.is_open or one.last - one.first + 1 >= IN_A_ROW:
+        return one
+    here = slice(one.first, one.last + 1)
+    is_skipped = set(curve.steps[here].tolist()) <= set(skipped_steps(run.events))
+    is_spoilt = np.isinf(beside(run, curve, "param_norm")[here])
+    is_spoilt |= np.isin(beside(run, curve, "params_finite")[here], (0.0, np.inf))
+    return one._replace(is_held=is_skipped and not is_spoilt.any())
 
 
 def _is_one_batch(curve: LossCurve, one: Stretch) -> bool:
@@ -295,6 +309,8 @@ def _level(before: Floats) -> tuple[float, float, float]:
 
 def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices, limit: float) -> str | None:
     if one.kind in ("plateau", "epoch_step", "overflow") or (not one.is_open and _is_cut_off(curve, one)):
+        return None
+    if one.is_held:
         return None
     is_back, shortest, longest = _steps_until_back(curve, one, limit)
     if one.is_open:
@@ -430,7 +446,7 @@ def _verdict(
         return "healthy", f"what rises does so in each period: {tooth}"
     if doubtful:
         changes = dict.fromkeys(why_cleared(findings, incident) for incident in findings.cleared)
-        passed = []
+        passed = [HELD] if any(one.is_held for one in found) else []
         if all(_is_given_up(curve, one) for one in found if one.kind not in BENIGN):
             is_past = all(_is_overcome(curve, one) for one in found if one.kind not in BENIGN)
             passed = [OVERCOME if is_past else GIVEN_UP]
@@ -481,7 +497,7 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
     if _is_given_up(curve, one):
         return False
     if one.kind == "nonfinite":
-        return one.is_open or one.last - one.first + 1 >= IN_A_ROW
+        return (one.is_open and not one.is_held) or one.last - one.first + 1 >= IN_A_ROW
     if one.kind == "overflow":
         return one.is_open or incident.trajectory == "divergent"
     deviation = 0.0 if math.isnan(incident.limit) else 2 * (incident.limit - incident.usual)

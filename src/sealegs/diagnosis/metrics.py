@@ -42,6 +42,8 @@ WITHOUT = ("", "none", "constant", "flat", "fixed")
 
 FALLEN = 3.0
 """Times all that a loss goes to and fro by, which it must have come down to say something."""
+CROSSED = 0.6
+"""More negative losses, as a share, in the last third than in the first, by which a loss has gone through zero."""
 HOVERING = 0.05
 """Smallest share of negative losses, of positive ones, and of changes of sign, from which on a loss measures
 nothing."""
@@ -61,17 +63,22 @@ def problems_of(run: Run, curve: LossCurve) -> tuple[Problem, ...]:
 def hovers(losses: Floats) -> bool:
     """Whether losses go to and fro around zero, as those of policy gradients do: such a loss measures nothing.
 
-    A bound on a likelihood may end there, too, but comes down from far above.
+    A bound on a likelihood may end there, too, but comes down from far above; a likelihood goes through zero once, and
+    stays below.
 
     >>> hovers(np.array([1e-9, -2e-9, 3e-9, 1e-9, -1e-9] * 20)), hovers(np.linspace(3.0, -2.0, 100))
     (True, False)
     >>> hovers(np.append(np.linspace(50.0, 1.0, 30), [1.0, -2.0, 3.0, 1.0, -1.0] * 20))
     False
+    >>> hovers(np.linspace(1.0, -2.0, 100) + np.tile([0.5, -0.5], 50))
+    False
     """
     negative = losses < 0
+    third = len(losses) // 3
     return (
         len(losses) >= ENOUGH
         and not _comes_down(losses)
+        and not negative[-third:].mean() - negative[:third].mean() > CROSSED
         and bool(HOVERING < negative.mean() < 1 - HOVERING)
         and bool(np.mean(negative[1:] != negative[:-1]) > HOVERING)
     )

@@ -337,7 +337,7 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
     if top.card.name in LEAVE_IT and top.grade != "hypothesis" and not asks:
         return f"Leave it: {_orders(facts, top.card.remedies)}."
-    parts = []
+    parts, past = [], _how_it_passed(facts)
     is_sound = facts.is_over or facts.is_only_scale or top.card.spares_weights
     if asks and (facts.persists or facts.stays_bad) and not is_sound:
         at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
@@ -359,28 +359,42 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         parts += [ending] if ending and asks else []
         signals = f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
         if not asks and top.card.name == "unknown":  # nobody runs it again to find out
-            so_far = "Leave it, the loss is back" if facts.is_over else "Leave it for now, and look again in 200 steps"
+            so_far = f"Leave it, {past}" if past else "Leave it for now, and look again in 200 steps"
             return f"{so_far}; to know more the next time, {signals}."
         test = top.hypothesis.next_test or signals
-        parts.append(_before_the_test(facts, likely) if not parts else "then find out")
+        parts.append(_before_the_test(facts, likely, past) if not parts else "then find out")
         parts[-1] += f": {test}"
     elif top.card.name in LEAVE_IT:  # the run asks for an action, and to leave it is none
         parts.append(f"find out: {top.hypothesis.next_test}")
     elif orders := _orders(facts, top.card.remedies):
         is_lasting = (
-            not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST) or _is_of_the_loader(facts, top)
+            not (facts.came_back or facts.is_overcome)
+            or set(top.card.explains) <= ASIDE.union(FIRST)
+            or _is_of_the_loader(facts, top)
         )
-        parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
+        parts.append(
+            orders if asks or is_lasting else f"leave it, {past or 'the loss is back'}; if it comes again, {orders}"
+        )
     elif not parts:  # every remedy was tried
         parts.append(f"find out: {top.hypothesis.next_test or 'what else changed about the onset'}")
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."
 
 
-def _before_the_test(facts: Facts, likely: Sequence[Weighed]) -> str:
+def _how_it_passed(facts: Facts) -> str:
+    """Why the present weights are not those that an incident spoilt; empty where they may be."""
+    if facts.findings.verdict != "act":
+        if facts.is_held:
+            return "its update was skipped"
+        if facts.is_overcome:
+            return "the run went back and has passed it"
+    return "the loss is back" if facts.is_over else ""
+
+
+def _before_the_test(facts: Facts, likely: Sequence[Weighed], past: str) -> str:
     """How a test is called for that nothing goes before."""
-    if facts.is_over:
-        return "leave it, the loss is back; find out"
+    if past:
+        return f"leave it, {past}; find out"
     is_well = facts.findings.verdict == "healthy" and not _beside_the_loss(facts, likely) and not _end(facts)
     return "leave it, nothing asks for an action; to know more" if is_well else "find out"
 

@@ -54,7 +54,9 @@ def nonfinite(facts: Facts) -> Reply:
     }
     told = [f"{name} at step {step}" for name, step in firsts.items() if step is not None]
     if told:
-        stays = ", and the loss stays so" if facts.stays_bad else ", then finite again"
+        stays = ", then finite again"
+        if facts.stays_bad or facts.ends_bad:
+            stays = ", and the loss stays so" if facts.stays_bad else ", and the log ends with such a loss"
         return Reply(YES, f"first not finite: {', '.join(told)}{stays}")
     return Reply(NO, f"all {len(facts.loss.values)} logged losses are finite")
 
@@ -146,7 +148,8 @@ def origin(facts: Facts) -> Reply:
         if len(first) == 1 or (first and signal == "activation_norm"):
             return Reply(first[0], f"first not finite at step {firsts[first[0]]}")
     test = "reload the last clean checkpoint and run the batch with checks at each layer"
-    return Reply(UNKNOWN, test, ("activation_norm/<layer>", "grad_norm/<group>"))
+    families = {"activation_norm": "activation_norm/<layer>", "grad_norm": "grad_norm/<group>"}
+    return Reply(UNKNOWN, test, tuple(name for signal, name in families.items() if not facts.groups(signal)))
 
 
 def _leap_before_nan(facts: Facts) -> Sign:

@@ -1,6 +1,6 @@
 """A ``Run``: a run folder or columns from elsewhere, in plain numpy, without torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -123,10 +123,11 @@ class Run:
         rows, first = np.append(then.standing, self._rows[beyond]), np.append(then.begins, self._first_rows[beyond])
         return replace(self, **_counted(self._steps, self._attempts, rows, first))
 
-    def cut(self, attempt: int, first: float, last: float) -> "Run":
-        """The rows up to the end of an attempt, from one step to another of that attempt, and the events until then."""
+    def cut(self, attempt: int, first: float, last: float, without: Collection[int] = ()) -> "Run":
+        """The rows up to the end of an attempt, from one step to another of that attempt, and the events until then;
+        without those of some steps."""
         is_ours = (self._attempts < attempt) | ((self._attempts == attempt) & (self._steps <= last))
-        is_ours &= self._steps >= first
+        is_ours &= (self._steps >= first) & ~np.isin(self._steps, list(without))
         row = np.append(0, np.cumsum(is_ours))
         launches = tuple(replace(one, row=int(row[one.row])) for one in self.launches if one.row <= len(is_ours))
         part = run_of(self.folder, self.manifest, _chosen(self._columns, is_ours), launches=launches)

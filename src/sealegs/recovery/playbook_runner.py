@@ -127,7 +127,9 @@ def change_ledger(
         match action:
             case Rollback(skip=count) if count and order.anomaly.batch is not None:
                 fewest = count if order.anomaly.trigger == Trigger.ASKED else least_left_out(count, batches.length)
-                changed.append(_leave_out(batches, *bad_stretch(order.anomaly, fewest, batches_a_step)))
+                place, number = bad_stretch(order.anomaly, fewest, batches_a_step)
+                reach = ", as far as they were bad" if number > count else ""
+                changed.append(_leave_out(batches, place, number) + reach)
             case SkipBatches(count=count):
                 assert batches.number is not None
                 changed.append(_leave_out(batches, batches.number + 1, count))

@@ -11,7 +11,7 @@ import pytest
 from sealegs.report.postmortem.blocks import empty, sections
 from sealegs.report.postmortem.events import cost
 from sealegs.report.postmortem.markdown import draft, markdown
-from sealegs.report.postmortem.numbers import ema, met, promises
+from sealegs.report.postmortem.numbers import ema, layers, met, promises, symptoms
 from sealegs.report.postmortem.values import (
     After,
     CandidateCause,
@@ -162,7 +162,7 @@ Long-tail token, tested: without it the incident is gone.
 
 ## Cost
 
-(550 steps (skipped) x 1 s, plus 50.0 s of downtime) x 1.10 an hour / 3600 = 0.18.
+(550 steps (skipped) x 1 s, plus 50 s of downtime) x 1.1 an hour / 3600 = 0.18.
 
 ## Remediation
 
@@ -253,11 +253,19 @@ def test_numbers_that_are_not_there_are_named() -> None:
     assert section(replace(FULL, symptoms=looked_at), "Symptoms")[-1] == "- unusual tokens: none flagged"
 
 
+def test_the_numbers_that_are_shown_give_the_cost_that_is_shown() -> None:
+    """A downtime below a tenth of a second counts, where steps are short."""
+    short = Cost(lost_steps=60, counted="skipped", seconds_per_step=0.0422, price_per_hour=36.0, downtime_s=0.0481)
+    (line,) = section(replace(FULL, cost=short), "Cost")
+    assert line == "(60 steps (skipped) x 0.0422 s, plus 0.0481 s of downtime) x 36 an hour / 3600 = 0.026."
+    assert f"{(60 * 0.0422 + 0.0481) * 36 / 3600:.2g}" == "0.026"
+
+
 @pytest.mark.parametrize(
     ("known", "told"),
     [
-        ({"price_per_hour": None}, "550 steps (skipped) x 1 s, plus 50.0 s of downtime = 600.0 s; price not given."),
-        ({"seconds_per_step": None}, "550 steps (skipped), plus 50.0 s of downtime; seconds a step were not logged."),
+        ({"price_per_hour": None}, "550 steps (skipped) x 1 s, plus 50 s of downtime = 600 s; price not given."),
+        ({"seconds_per_step": None}, "550 steps (skipped), plus 50 s of downtime; seconds a step were not logged."),
     ],
 )
 def test_a_cost_without_a_price_or_a_pace_says_so(known: dict[str, Any], told: str) -> None:
@@ -462,6 +470,38 @@ def test_downtime_is_the_gap_before_a_resume_within_the_incident() -> None:
     resumes = [{"kind": "resume", "step": 90, "time": 401.0}]
     assert cost(found, MANIFEST, resumes).downtime_s == 300.0
     assert cost(found, MANIFEST, [{"kind": "resume", "step": 90, "time": 50.5}]).downtime_s == 0.0
+
+
+def test_what_came_after_an_incident_that_no_event_closed_is_not_its_own() -> None:
+    """Without a playbook nothing closes an incident: a later skip, or a halt in shadow mode, is of another one."""
+    rows = [row(step, 7.0 if 100 <= step < 103 else 2.0) for step in range(700)]
+    rows[130] |= {"loss": "NaN", "grad_norm": "NaN"}
+    calm = {**INCIDENT, "end": 103, "peak": 100}
+    alarm = {"kind": "alarm", "step": 100, "incident": 3, "acted": False}
+    skip = {"kind": "skip", "step": 130, "acted": True, "skipped_in_a_row": 1}
+    halt = {"kind": "halt", "step": 131, "acted": False, "skipped_in_a_row": 2}
+    document = draft(MANIFEST, calm, rows, [alarm, skip, halt], until=129)
+    assert document.recovery == ("none: no update was skipped, and nothing else was done",)
+    assert document.cost is not None
+    assert (document.cost.lost_steps, document.cost.counted) == (3, "from the onset to where it resumed")
+    assert not any("shadow mode" in text for text in document.outcome)
+    again = {**alarm, "step": 103, "incident": 4}
+    known = draft(MANIFEST, {**calm, "end": None}, rows, [alarm, again, {**skip, "step": 104}])
+    assert known.recovery == ("none: no update was skipped, and nothing else was done",), "the alarm of the next one"
+
+
+def test_numbers_of_an_incident_end_before_other_trouble() -> None:
+    rows = [row(step, 7.0 if 100 <= step < 103 else 2.0) for step in range(700)]
+    for step in (130, 148):
+        rows[step] |= {"loss": "NaN", "grad_norm": "NaN"}
+    rows[130]["activation_norm/h.0"] = "Infinity"
+    found = met({**INCIDENT, "end": 103, "peak": 100}, rows, until=129)
+    assert [(one.signal, one.last, one.was) for one in promises(found)] == [
+        ("loss", 129, 7.0), ("loss", 129, 3.5), ("grad_norm", 129, 70.0)
+    ]  # fmt: skip
+    assert layers(found) == ()
+    soon, _ = symptoms(found, MANIFEST).after
+    assert (soon.loss, soon.is_back) == (2.0, True)
 
 
 def test_the_line_that_the_weights_went_has_each_step_once() -> None:

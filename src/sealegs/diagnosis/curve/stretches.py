@@ -54,6 +54,9 @@ class Stretch(NamedTuple):
     """Whether it is not over at the end of the log."""
     leap: float = 0.0
     """How far it leaps above the trend, where it does: a logarithm, mostly."""
+    is_held: bool = False
+    """Whether it is of the last rows, and their updates were skipped: what came of it is in no row, and it spoilt
+    nothing."""
 
 
 def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
+from sealegs.record.interventions import skipped_steps
 
 EXP_LIMIT = {"fp32": 88.7, "bf16": 88.7, "fp16": 11.1}
 """Largest argument of exp, by precision."""
@@ -31,6 +32,8 @@ def nonfinite_passes(facts: Facts) -> Sign:
     """Some values are not finite, and the loss is finite again at once."""
     count = len(facts.loss.values) - len(facts.loss.finite.values)
     told = f"{count} losses" if count else f"loss or gradients at step {facts.onset}"
+    if facts.ends_bad:
+        return so(False, "panel 1: the loss of the last row is not finite")
     return so(facts.is_nonfinite and not facts.stays_bad, f"panel 1: {told} not finite, then finite again")
 
 
@@ -82,7 +85,10 @@ def zero_loss_zero_gradient(facts: Facts) -> Sign:
 
 
 def weight_breaks_first(facts: Facts) -> Sign:
-    """A weight is not finite, and no loss was so before it, unless a gradient broke both at once."""
+    """A weight is not finite, and no loss was so before it, unless a gradient broke both at once.
+
+    Not where every update up to then is known to have been finite, or was skipped: something else wrote it.
+    """
     if nonfinite_before_any_update(facts).holds:
         return so(False, "panel 1: the first loss is not finite, and no update came before it")
     step, loss = facts.first_bad_weight, facts.first_bad("loss")
@@ -90,11 +96,37 @@ def weight_breaks_first(facts: Facts) -> Sign:
         is_logged = "params_finite" in facts.run.signals or "param_norm" in facts.run.signals
         return so(False, "panel 5: no weight is seen that is not finite") if is_logged else unlogged("params_finite")
     text = f"panel 5: a weight is not finite at step {step}"
+    if (alone := weight_breaks_alone(facts)).holds:
+        return so(False, alone.text)
     if loss is None or step <= loss:
         return so(True, text)
     # weights are seen every few steps: a gradient that breaks at the last finite loss has broken them by the next
     is_written = not np.isfinite(facts.series("grad_norm").within(loss - facts.stride, loss - 1).values).all()
     return so(is_written, text if is_written else f"{text}, after the loss at step {loss}")
+
+
+def weight_breaks_alone(facts: Facts) -> Sign:
+    """A weight is not finite, and no update made it so: since all were, each had a finite gradient or was skipped."""
+    step = facts.first_bad_weight
+    if step is None:
+        return NOT_ASKED
+    norms, weights = facts.series("grad_norm"), [facts.series(name) for name in facts.family("param_norm")]
+    flags = facts.series("params_finite")
+    sound = [int(one.steps[-1]) for each in weights if not (one := each.finite.within(-math.inf, step - 1)).is_empty]
+    sound += flags.steps[(flags.values > 0) & (flags.steps < step)][-1:].tolist()
+    if norms.is_empty or not sound:
+        return unlogged("grad_norm" if norms.is_empty else "params_finite")
+    # a loss that is finite with such a weight was measured before the update that wrote it
+    is_before = np.isfinite(facts.loss.within(step, step).values).any()
+    since, last = max(sound), step if is_before else step - 1
+    made = norms.within(since, last)
+    if len(made.values) < last - since + 1:
+        return unlogged("grad_norm of every step")
+    is_harmless = np.isfinite(made.values) | np.isin(made.steps, skipped_steps(facts.run.events))
+    text = (
+        f"panels 3, 5: a weight is not finite at step {step}, and the updates since step {since} were finite or skipped"
+    )
+    return so(bool(is_harmless.all()), text)
 
 
 def loss_of_nothing(facts: Facts) -> Sign:

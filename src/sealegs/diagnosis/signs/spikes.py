@@ -222,7 +222,7 @@ def gradients_vanish(facts: Facts) -> Sign:
     before = facts.before("grad_norm").values
     after = facts.series("grad_norm").finite.within(facts.onset + facts.stride, math.inf).values
     if not len(before) or not len(after):
-        return unlogged("grad_norm")
+        return NOT_ASKED if len(before) else unlogged("grad_norm")
     ratio = float(np.median(after[-20:]) / before.mean())
     return so(ratio < 0.1, f"panel 3: grad norm {np.median(after[-20:]):.3g}, {before.mean():.3g} before")
 

@@ -25,7 +25,7 @@ SOURCES: Mapping[str, str] = {
     "updates": "updates-leap updates-outgrow",
     "moments": "moments-dropped moments-kept second-moment-leaps",
     "weights": "weights-stand-still weights-grow weights-shrink weights-halved weights-leap weights-grow-on "
-    "weight-breaks-first nonfinite-at-sound-weights",
+    "weight-breaks-first weight-breaks-alone nonfinite-at-sound-weights",
     "weights of the other groups": "one-group-leaps",
     "weights by rank": "ranks-differ copies-part",
     "activations": "activations-grow activation-near-limit activation-vanishes embedding-stands-out",

@@ -234,12 +234,12 @@ def _of_whole_run(tax: Sequence[str]) -> list[Block]:
 
 def _cost(cost: Cost) -> str:
     head = f"{cost.lost_steps} steps ({cost.counted}) x {shown(cost.seconds_per_step)} s"
-    down = f"plus {cost.downtime_s:.1f} s of downtime"
+    down = f"plus {shown(cost.downtime_s)} s of downtime"
     if cost.seconds is None:
         return f"{cost.lost_steps} steps ({cost.counted}), {down}; seconds a step were not logged."
     if cost.money is None:
-        return f"{head}, {down} = {cost.seconds:.1f} s; price not given."
-    price = f"{cost.price_per_hour:.2f} an hour"
+        return f"{head}, {down} = {shown(cost.seconds)} s; price not given."
+    price = f"{shown(cost.price_per_hour)} an hour"
     return f"({head}, {down}) x {price} / 3600 = {cost.money:.2g}."
 
 

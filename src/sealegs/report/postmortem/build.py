@@ -1,5 +1,6 @@
 """Builds the Postmortem of one incident from what was recorded, diagnosed, and tested by reruns."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +31,7 @@ from sealegs.report.fixes import Circumstances, Fix, in_words, remediation
 from sealegs.report.marked_text import code_of
 from sealegs.report.postmortem import causes, numbers
 from sealegs.report.postmortem.markdown import draft
-from sealegs.report.postmortem.stretch import rows_about, stretch, went_back
+from sealegs.report.postmortem.stretch import own_until, rows_about, stretch, went_back
 from sealegs.report.postmortem.values import Postmortem
 from sealegs.report.stability import told_of_tax
 
@@ -72,8 +73,9 @@ def postmortem_of(case: Case) -> Postmortem:
     manifest = asdict(run.manifest)
     events = plain_events(run.events)
     rows = rows_about(run, incident)
-    document = draft(manifest, asdict(incident), rows, events, source=case.source)
-    met = numbers.met(asdict(incident), rows)
+    until = own_until(run, incident, case.others)
+    document = draft(manifest, asdict(incident), rows, events, source=case.source, until=until)
+    met = numbers.met(asdict(incident), rows, until=until)
     facts, diagnosis = diagnosed(case)
     found = causes.hypotheses(facts, replayed)
     cause = causes.blamed(found, replayed)
@@ -131,6 +133,8 @@ def diagnosed(case: Case) -> tuple[Facts, Diagnosis]:
     """The diagnosis of this incident alone, from the stretch of the run around it."""
     found = look(stretch(case.run, case.incident, case.others))
     ours = tuple(each for each in found.incidents if each.kind not in MILD and _overlap(each, case.incident))
+    if math.isfinite(own_until(case.run, case.incident, case.others)):  # too few rows after it to see that it was over
+        ours = tuple(each if each.end is not None else case.incident for each in ours)
     findings = replace(found, incidents=ours or (case.incident,))
     is_cut_short = went_back(case.run, case.incident)
     return Facts(findings, is_cut_short=is_cut_short), diagnose(findings, source=case.source, format="")

@@ -43,7 +43,8 @@ def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
     ]
     later = [event for event in events if event["kind"] in ("halt", "end") and event["step"] >= met.start]
     halted = next((event for event in later if event["kind"] == "end" or event.get("acted", True)), None)
-    only_told = next((event for event in later if event["kind"] == "halt" and not event.get("acted", True)), None)
+    ours = [event for event in during(met, events) if event["kind"] == "halt"]
+    only_told = next((event for event in ours if not event.get("acted", True)), None)
     if only_told is not None:
         told.append(f"the run was not halted (shadow mode); it would have been at step {only_told['step']}")
     if met.end is not None and met.recovery_loss is not None:
@@ -116,7 +117,16 @@ def during(met: Met, events: Sequence[Plain]) -> Sequence[Plain]:
     while first and events[first - 1]["step"] >= met.start:
         first -= 1
     closed = (place for place, e in enumerate(events) if e["kind"] == "incident-closed" and e["number"] == met.number)
-    return events[first : max(closed, default=len(events)) + 1]
+    if (end := max(closed, default=None)) is not None:
+        return events[first : end + 1]
+    end = next((place for place, e in enumerate(events) if place > alarms[-1] and _is_past(met, e)), len(events))
+    return events[first:end]
+
+
+def _is_past(met: Met, event: Plain) -> bool:
+    """Whether an event is of after an incident that no event closed: another one's alarm, or of a step after it."""
+    is_another = event["kind"] == "alarm" and event.get("incident", met.number) != met.number
+    return is_another or bool(event["step"] > met.course_end)
 
 
 def _skips(met: Met, events: Sequence[Plain]) -> list[Plain]:

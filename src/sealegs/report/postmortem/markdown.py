@@ -1,5 +1,6 @@
 """Drafts a post-mortem from what a guard knows, and writes a post-mortem as Markdown. Standard library only."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,14 +28,16 @@ def draft(
     events: Sequence[Mapping[str, Any]],
     *,
     source: str | None = None,
+    until: float = math.inf,
 ) -> Postmortem:
     """What can be said without a diagnosis: symptoms, interventions, their outcome, and the cost.
 
     The arguments are as in the run folder's files: ``manifest.json``, ``incident.json``, and lines of ``metrics.jsonl``
     in the order written, with those of repeated steps; NaN may be a string there. ``events`` are those that
-    ``record.events.plain_events`` gives. ``source`` is the run as a user names it on the command line.
+    ``record.events.plain_events`` gives. ``source`` is the run as a user names it on the command line. After ``until``
+    other trouble begins, if any does.
     """
-    met = numbers.met(incident, rows)
+    met = numbers.met(incident, rows, until=until)
     run_id = str(manifest.get("run_id") or "unnamed")
     source = source or re.sub(r"-[0-9a-f]{8}$", "", run_id)
     told = list(events)

@@ -55,6 +55,13 @@ class Met:
     """The rows from the onset on, until the run went back."""
     line: tuple[Plain, ...]
     """The rows that led to the final weights: the newest row of each step."""
+    until: float
+    """The last step before other trouble began; infinite where none did."""
+
+    @property
+    def own(self) -> tuple[Plain, ...]:
+        """The rows of its course before other trouble began."""
+        return tuple(row for row in self.course if row["step"] <= self.until)
 
     @property
     def is_left_behind(self) -> bool:
@@ -92,8 +99,8 @@ def live(spelt: Plain) -> dict[str, Any]:
     return {name: unspell(value) for name, value in spelt.items()}
 
 
-def met(incident: Plain, rows: Sequence[Plain]) -> Met:
-    """The incident among its rows, which come in the order they were written."""
+def met(incident: Plain, rows: Sequence[Plain], *, until: float = math.inf) -> Met:
+    """The incident among its rows, which come in the order they were written; other trouble begins after ``until``."""
     known, told = live(incident), [live(row) for row in rows]
     start, peak, peak_loss = int(known["start"]), int(known["peak"]), float(known["peak_loss"])
     found = attempts_of_rows(told)
@@ -121,6 +128,7 @@ def met(incident: Plain, rows: Sequence[Plain]) -> Met:
         before=tuple(row for row in attempt if int(row["step"]) < start),
         course=tuple(row for row in attempt if int(row["step"]) >= start),
         line=tuple(line),
+        until=until,
     )
 
 
@@ -170,9 +178,9 @@ def ema(losses: Sequence[float]) -> float | None:
 def layers(met: Met) -> tuple[LayerActivations, ...]:
     """The activations of each layer: the values nearest to the peak, against the mean before the onset."""
     found = []
-    names = dict.fromkeys(name for row in met.course for name in row if name.startswith("activation_norm/"))
+    names = dict.fromkeys(name for row in met.own for name in row if name.startswith("activation_norm/"))
     for name in names:
-        row = min((row for row in met.course if name in row), key=lambda row: abs(int(row["step"]) - met.peak))
+        row = min((row for row in met.own if name in row), key=lambda row: abs(int(row["step"]) - met.peak))
         before = _mean(finite(name, met.before)[-5:])
         found.append(
             LayerActivations(name=name.partition("/")[2], before=before, at=float(row[name]), step=int(row["step"]))
@@ -190,7 +198,8 @@ def promises(
     found = []
     norm, _ = _highest_norm(met)
     baseline = _usual_norm(met)
-    first, last = met.start if first is None else first, met.peak + AFTER[0]
+    first = met.start if first is None else first
+    last = max(int(min(met.peak + AFTER[0], met.until)), first)
     level, deviation = met.usual, None if met.usual is None or met.limit is None else 2 * (met.limit - met.usual)
     if usual is not None:
         level, deviation = _number(unspell(usual.loss)), _number(unspell(usual.deviation))
@@ -220,7 +229,7 @@ class Usual(Protocol):
 def _with_what_was(promise: Promise, met: Met) -> Promise:
     """The promise with the value that the failed attempt had in these steps."""
     signal = promise.signal
-    was = promise.highest({int(row["step"]): float(row[signal]) for row in met.course if signal in row})
+    was = promise.highest({int(row["step"]): float(row[signal]) for row in met.own if signal in row})
     return replace(promise, was=None if was is None else was[0])
 
 
@@ -266,8 +275,10 @@ def _after(met: Met, steps: int) -> After:
         is_given_up = met.end is not None and met.recovery_loss is None
         return After(steps=steps, loss=None, ends_at=met.last, is_back=False if is_given_up else None)
     rows = [row for row in met.line[: place + 1] if row["step"] > met.peak and "loss" in row][-AVERAGED:]
-    loss = math.fsum(float(row["loss"]) for row in rows) / len(rows)
     has_recovered = met.recovery_loss is not None and met.end is not None and met.end <= target
+    if has_recovered:  # what is not finite then is other trouble
+        rows = [row for row in rows if math.isfinite(row["loss"])] or rows
+    loss = math.fsum(float(row["loss"]) for row in rows) / len(rows)
     is_back = math.isfinite(loss) and (has_recovered or met.limit is None or loss <= met.limit)
     return After(steps=steps, loss=loss, is_back=is_back, has_gone_back=met.is_left_behind)
 
