@@ -440,7 +440,7 @@ def test_gradients_of_the_first_steps_excuse_no_loss_that_rises_on_with_its_grad
     steps = np.arange(rows)
     late = np.clip(steps - 1700, 0, None) / 800
     loss = falling(rows) * (1 + 0.3 * late)
-    logged = {**witnessed(loss), "grad_norm": (0.4 + begins_with / (1 + steps / 50)) * (1 + 4 * late)}
+    logged: dict[str, Any] = {**witnessed(loss), "grad_norm": (0.4 + begins_with / (1 + steps / 50)) * (1 + 4 * late)}
     found = look(run(loss, created="", **logged))
     assert (found.verdict, found.cleared) == ("act", ()), found.because
     assert "halve the LR" in diagnose(found, source="", format="").first_action
@@ -451,7 +451,7 @@ def test_a_cleared_rise_whose_gradients_grow_is_not_said_to_show_nothing() -> No
     rows = 2500
     late = np.clip(np.arange(rows) - 1700, 0, None) / 800
     loss = falling(rows) * (1 + 0.3 * late)
-    logged = {**witnessed(loss), "grad_norm": 0.4 + 0.6 * late}
+    logged: dict[str, Any] = {**witnessed(loss), "grad_norm": 0.4 + 0.6 * late}
     found = look(run(loss, created="", **logged))
     diagnosis = diagnose(found, source="", format="")
     assert [(it.question, it.answer) for it in diagnosis.path][-1] == ("Q4.4", "yes")

@@ -139,8 +139,8 @@ def origin(facts: Facts) -> Reply:
     broken = facts.onset if facts.first_nonfinite is None else facts.first_nonfinite
     near = facts.culprits(broken - NEAR * facts.stride, broken)  # an alarm before, or a step since, is another trouble
     if near:
-        step, named = max(near.items())
-        return Reply(named, f"the tensor with the worst gradient at step {step}")
+        at, named = max(near.items())
+        return Reply(named, f"the tensor with the worst gradient at step {at}")
     for signal in ("activation_norm", "grad_norm", "param_norm"):
         firsts = {name: step for name in facts.groups(signal) if (step := facts.first_bad(name)) is not None}
         first = [name for name, step in firsts.items() if step == min(firsts.values())]
