@@ -219,6 +219,28 @@ def test_a_scaler_that_looks_for_its_scale_spends_no_budget() -> None:
     assert verdict.word == "HALT"
 
 
+def test_overflows_are_no_finite_steps_that_were_skipped() -> None:
+    """Of a scaler that never halves each is an alarm and counts, but nothing about it is finite."""
+    rows = healthy(1000)
+    for step, row in enumerate(rows):
+        row |= {"loss_scale": 65536.0} | ({"grad_norm": math.inf, "grads_finite": 0.0} if 900 <= step < 930 else {})
+    overflows = "\n".join(str(verdict) for verdict in verdicts(rows)[900:930])
+    assert "not lowered after an overflow: 6.554e+04" in overflows
+    assert "expected below 6.554e+04" not in overflows
+    assert "rejected 28 of 150" in overflows
+    assert "finite steps skipped in a row" not in overflows
+
+
+@pytest.mark.parametrize(("norms", "is_told"), [([9.0] * 3, True), ([9.0, math.inf, 9.0], False)])
+def test_three_finite_steps_skipped_in_a_row_are_an_alarm(norms: list[float], is_told: bool) -> None:
+    tally, told = Tally(steps=5000), ""
+    for step, norm in enumerate(norms):
+        row = {"step": step, "loss": 2.5 + step, "grad_norm": norm}
+        tally, verdict = judge.decide(tally, row, (finding(Severity.GATE, step=step),), Budget())
+        told += str(verdict)
+    assert ("finite steps skipped in a row: 3, expected below 2" in told) is is_told
+
+
 def test_the_same_step_again_is_not_skipped_again() -> None:
     """One batch over and over: skipped, it comes back as it was, and skipping it for ever would be standing still."""
     rows = healthy(1300)
@@ -278,7 +300,7 @@ def test_a_state_survives_being_written() -> None:
     restored = thaw(begin(detectors), json.loads(json.dumps(state)))
     assert restored == state
     assert repr(restored) == repr(state)  # the types too
-    older = (state.detectors, state.tally[:-2])
+    older = (state.detectors, state.tally[:-3])
     assert thaw(begin(detectors), json.loads(json.dumps(older))).tally == state.tally._replace(
         disturbance=Disturbance()
     )

@@ -19,7 +19,7 @@ from sealegs.detectors.custom import Rule
 from sealegs.detectors.drift import Drift
 from sealegs.detectors.learning_rate import NAME as RATE
 from sealegs.detectors.learning_rate import Rate
-from sealegs.detectors.nonfinite import NonFinite
+from sealegs.detectors.nonfinite import NonFinite, broken
 from sealegs.detectors.overflow import Overflow
 from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.repeated_batch import RepeatedBatch
@@ -175,6 +175,8 @@ class Tally(NamedTuple):
     """The last surprises and alarms."""
     is_signed: bool = False
     """Whether the loss has been negative: then no update is held for it."""
+    finite_skips_in_a_row: int = 0
+    """Skipped steps in a row of which nothing was NaN or infinite."""
 
 
 class JudgeState(NamedTuple):
@@ -289,6 +291,7 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
             surprises_in_a_row=tally.surprises_in_a_row + 1 if is_surprising else 0,
             is_held=is_held,
             is_signed=is_signed,
+            finite_skips_in_a_row=tally.finite_skips_in_a_row + 1 if counts and broken(now) is None else 0,
         ),
     )
     findings += in_a_row(tally, step, budget, counts=counts)
@@ -404,7 +407,9 @@ def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Fin
 
 def _after_a_calm_step(tally: Tally) -> Tally:
     """The tally after a calm step, written out since nearly every step is one."""
-    steps, skips, _, _, incidents, last_alarm, remarks, _, _, lone_skips, is_restrained, _, disturbance, signed = tally
+    steps, skips, _, _, incidents, last_alarm, remarks, _, _, lone_skips, is_restrained, _, disturbance, signed, _ = (
+        tally
+    )
     calm = (steps + 1, skips, 0, 0, incidents, last_alarm, remarks, (), 0, lone_skips, is_restrained, False)
     return Tally(*calm, disturbance, signed)
 
@@ -457,11 +462,11 @@ def in_a_row(tally: Tally, step: int, budget: Budget, *, counts: bool) -> tuple[
         (Severity.HALT, "steps skipped in all", tally.skips, max(budget.total, int(budget.share * tally.steps))),
     )
     surprises = tally.surprises_in_a_row if tally.surprises_in_a_row == ROW else 0
-    is_row = tally.skips_in_a_row == SKIPPED_ROW and tally.nonfinite_in_a_row == 0
+    finite = tally.finite_skips_in_a_row if tally.finite_skips_in_a_row == SKIPPED_ROW else 0
     for severity, note, value, limit, lasts in (
         *((*skip, 1) for skip in skips if counts),
         (Severity.ALARM, "surprising steps in a row", surprises, ROW - 1, ROW),
-        (Severity.ALARM, "finite steps skipped in a row", is_row * SKIPPED_ROW, SKIPPED_ROW - 1, SKIPPED_ROW),
+        (Severity.ALARM, "finite steps skipped in a row", finite, SKIPPED_ROW - 1, SKIPPED_ROW),
     ):
         if value > limit:
             return (

@@ -728,6 +728,7 @@ class LoopPort(Observer):
             if not self._has_failed:  # else the last step may have been left in the middle
                 self._between_steps()
                 self._save_what_was_put_off()
+                self._logged |= self._ranks_at_the_end()
                 if self._logged:
                     self.watch.submit(self.number, dict(self._logged))
                     self._logged = {}
@@ -747,6 +748,16 @@ class LoopPort(Observer):
         self.watch.lost_folder()
         if not self._has_failed:
             self.ended_badly = self._what_is_not_well()
+
+    def _ranks_at_the_end(self) -> dict[str, float]:
+        """Whether the ranks have parted since they were compared last; nothing where they have not, or do not come."""
+        if sys.exception():
+            return {}
+        try:
+            return self._meter.ranks_apart(self.number)
+        except RankMissing:
+            self._has_failed = True  # nothing else may wait for that rank
+            return {}
 
     def _let_go(self) -> None:
         """Of the model, which has hooks in some cases, and of what recovery has open."""

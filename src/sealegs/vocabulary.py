@@ -64,7 +64,8 @@ class Finding:
         if self.signal.endswith("_finite"):  # a flag: its value says no more than the note
             return self.note or self.detector
         chance = f" (p {self.p:.0e})" if self.p is not None else ""
-        limit = f", {expected(self.value, self.limit)}" if math.isfinite(self.limit) else ""
+        is_told = math.isfinite(self.limit) and self.value != self.limit  # "65536, expected below 65536" tells nothing
+        limit = f", {expected(self.value, self.limit)}" if is_told else ""
         return f"{self.note or self.detector}: {self.value:.4g}{limit}{chance}"
 
 

@@ -245,6 +245,23 @@ def test_token_ids_have_documents_rare_tokens_and_a_forecast(scan: Callable[...,
     assert '"meeting": 0' in out.partition("forecast")[2]
 
 
+def test_a_line_of_a_table_is_a_row_of_the_forecast_as_it_is_one_of_the_order(scan: Callable[..., Said]) -> None:
+    np.save("table.npy", np.random.default_rng(0).integers(0, 1200, (100, 24)).astype(np.uint16))
+    assert main(["batches", "table.npy", "--batch", "8", "-o", "order.npy"]) == 0
+    asked = ("table.npy", "--batch", "8", "--json")
+    forecasts = []
+    for words in ((), ("--row", "24"), ("--order", "order.npy")):
+        _, out, _ = scan(*asked, *words)  # what `batches` said comes first
+        told = msgspec.convert(json.loads(out[out.index("{") :]), Scanned)
+        assert told.forecast is not None
+        forecasts.append((told.documents, told.forecast.batches, told.forecast.meeting))
+    assert [batches for _, batches, _ in forecasts] == [13, 13, 13]
+    assert forecasts[0] == forecasts[1]
+    assert forecasts[2][2] < forecasts[0][2]
+    code, _, err = scan("table.npy", "--batch", "8", "--row", "1024")
+    assert (code, "--row 1024: table.npy has 24 tokens a row; leave --row out" in err) == (2, True)
+
+
 def test_the_run_of_a_settings_file_is_forecast(scan: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, numbers and batches are those of the trainer."""
     from sealegs.lab.config import starting_point

@@ -433,6 +433,89 @@ def test_gradients_that_grow_to_a_size_that_the_run_has_learned_with_are_no_dama
     assert look(run(loss, created="", **logged)).verdict == "watch"
 
 
+@pytest.mark.parametrize("begins_with", [0.0, 3.0])
+def test_gradients_of_the_first_steps_excuse_no_loss_that_rises_on_with_its_gradients(begins_with: float) -> None:
+    """Silent divergence: every run begins with large gradients, and this says nothing about its last ones."""
+    rows = 2500
+    steps = np.arange(rows)
+    late = np.clip(steps - 1700, 0, None) / 800
+    loss = falling(rows) * (1 + 0.3 * late)
+    logged: dict[str, Any] = {**witnessed(loss), "grad_norm": (0.4 + begins_with / (1 + steps / 50)) * (1 + 4 * late)}
+    found = look(run(loss, created="", **logged))
+    assert (found.verdict, found.cleared) == ("act", ()), found.because
+    assert "halve the LR" in diagnose(found, source="", format="").first_action
+
+
+def test_a_cleared_rise_whose_gradients_grow_is_not_said_to_show_nothing() -> None:
+    """The decision tree says of the same run that its gradients rise: both are right, and neither decides."""
+    rows = 2500
+    late = np.clip(np.arange(rows) - 1700, 0, None) / 800
+    loss = falling(rows) * (1 + 0.3 * late)
+    logged: dict[str, Any] = {**witnessed(loss), "grad_norm": 0.4 + 0.6 * late}
+    found = look(run(loss, created="", **logged))
+    diagnosis = diagnose(found, source="", format="")
+    assert [(it.question, it.answer) for it in diagnosis.path][-1] == ("Q4.4", "yes")
+    assert (found.verdict, "gradients have grown" in found.because) == ("watch", True), found.because
+    assert diagnosis.first_action.startswith("Leave the weights alone for now, and find out whether the data")
+    assert "if not, reload the last checkpoint before step" in diagnosis.first_action
+
+
+def test_an_overflow_is_listed_once() -> None:
+    """The live statistic sees it last ten steps longer than the history of the loss scale."""
+    steps = np.arange(400)
+    broken = np.isin(steps, [200, 201, 202, 230, 260, 290]) | ((steps >= 300) & (steps <= 325))
+    norms = np.where(broken, np.nan, 0.5 * np.exp(0.1 * noise("Gaussian", 400, 1)))
+    finite = np.where(broken, 0.0, 1.0)
+    found = look(
+        run(falling(400), created="now", grad_norm=norms, grads_finite=finite, loss_scale=np.full(400, 65536.0))
+    )
+    assert [(it.kind, it.start) for it in found.incidents] == [("overflow", 200)]
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [(None, True), (1.0, True), (65536.0, False)])
+def test_infinite_gradient_norms_without_a_scaler_are_told_beside_a_healthy_loss(
+    scale: float | None, is_told: bool
+) -> None:
+    """A loss scale of 1 is none. A scaler's overflows are as they should be."""
+    norms = 0.5 * np.exp(0.1 * noise("Gaussian", 2000, 1))
+    norms[[5, 900, 1300, 1500]] = np.inf  # the first is of a scaler that looks for its scale, logged or not
+    logged = {"grad_norm": norms} | ({} if scale is None else {"loss_scale": np.full(2000, scale)})
+    if scale == 65536.0:
+        for at in (5, 900, 1300, 1500):
+            logged["loss_scale"][at + 1 :] /= 2
+    found = look(run(falling(2000), **logged))
+    assert found.verdict == "healthy"
+    told = "gradient norm infinite in 3 of 2000 rows, the first at step 900"
+    assert (told in found.because, "nothing out of the ordinary in the loss" in found.because) == (is_told, is_told)
+    action = diagnose(found, source="", format="").first_action
+    assert action.startswith("Leave it"), action
+    precision = replace(found.run.manifest, dtype="fp16")
+    assert "infinite" not in look(replace(found.run, manifest=precision)).because
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("height", [0.0, 0.07, 0.09])
+def test_a_rise_of_several_times_the_noise_is_an_incident_or_told_beside_the_verdict(height: float, seed: int) -> None:
+    """One that is over again after some two hundred rows: beyond doubt, if too little for an incident."""
+    rows = np.arange(3000)
+    loss = (2.9 + 5 * np.exp(-rows / 150)) * np.exp(0.015 * noise("Gaussian", 3000, seed))
+    found = look(run(loss * (1 + np.where(rows >= 1808, height * np.exp(-(rows - 1808) / 200), 0.0))))
+    told = [notice for notice in found.notices if "too little for an incident" in notice]
+    assert len(told) + len(found.incidents) == (1 if height else 0)
+    if height == 0.07:
+        assert told[0].startswith(("loss up by 7% about steps 1808 to ", "loss up by 8% about steps 1808 to "))
+        assert (found.verdict, told[0] in found.because) == ("healthy", True)
+
+
+def test_no_small_rise_is_told_of_where_an_incident_is_nor_where_nothing_is_finite() -> None:
+    loss = falling(3000, kind="Gaussian", size=0.015)
+    assert look(run(np.append(loss, np.full(5, np.nan)))).verdict == "act"
+    loss[1808:1900] *= 1.6
+    assert not any("too little" in notice for notice in look(run(loss)).notices)
+    nothing = np.full(100, np.nan)
+    assert look(run(nothing)).verdict == "act"
+
+
 @pytest.mark.parametrize(("higher", "verdict"), [(0.2, "watch"), (0.5, "act")])
 def test_a_shift_is_over_where_the_loss_ends_at_the_level_before_give_or_take_a_standard_error(
     higher: float, verdict: str

@@ -211,3 +211,15 @@ def test_what_the_audit_of_a_resume_found_lost_is_a_reason_to_look(
     found = diagnosed(tmp_path, audit)
     assert found.findings.verdict == verdict
     assert ("moments of optimizer 0 was 4 and is 0" in found.findings.because) == (verdict == "watch")
+
+
+def test_a_loop_that_stood_still_is_told_and_harms_nothing(tmp_path: Path) -> None:
+    """Where it waited is what helps; the pace is no reason for a verdict."""
+    stalls = [{"kind": "stalled", "step": step, "seconds": 612.4, "where": "loader.py, line 7"} for step in (300, 900)]
+    (tmp_path / "calm").mkdir()
+    assert not any("stood still" in notice for notice in diagnosed(tmp_path / "calm").findings.notices)
+    found = diagnosed(tmp_path, *stalls)
+    told = "the loop stood still after step 300: no step for 612 s, waiting in loader.py, line 7, and 1 times more"
+    assert told in found.findings.notices
+    assert told in found.remarks
+    assert found.findings.verdict == "healthy"

@@ -305,11 +305,12 @@ def test_a_weight_that_leaps_alone_is_the_cause_of_an_infinite_loss_and_not_its_
 
 def test_where_all_gradients_are_nan_at_once_the_first_of_the_list_is_no_origin(tmp_path: Path) -> None:
     groups = {
-        f"grad_norm.{name}": {"line": [[0, 0.5], [600, 0.5]], "noise": 0.05, "set": [[300, 599, "NaN"]]}
-        for name in ("embedding", "blocks_0", "head")
+        name: {"line": [[0, 0.5], [600, 0.5]], "noise": 0.05, "set": [[300, 599, "NaN"]]}
+        for name in ("grad_norm", "grad_norm.embedding", "grad_norm.blocks_0", "grad_norm.head")
     }
     loss = CALM["loss"] | {"set": [[300, 599, "NaN"]]}
-    found = diagnosed(tmp_path, signals={"loss": loss, **groups}, texts={"culprit": [[300, "embedding.weight"]]})
+    culprit = {"texts": {"300": "embedding.weight", "301": ""}}
+    found = diagnosed(tmp_path, signals={"loss": loss, **groups, "culprit": culprit})
     assert {it.question: it.answer for it in found.path}["Q1.3"] == "unknown"
 
 

@@ -140,3 +140,44 @@ def test_what_was_above_for_longer_is_not_back_within_50_steps_however_it_ended(
     facts = facts_of(tmp_path, signals={"loss": loss})
     assert (facts.focus is not None, facts.focus and facts.focus.trajectory) == (True, None)
     assert walked(facts)["Q2.2"].answer == "no"
+
+
+def test_weights_and_gradients_that_grow_beside_a_loss_that_does_not_rise_are_asked_for(tmp_path: Path) -> None:
+    """The verdict is about them, and they need not grow to the end: the path must come by them."""
+    calm = {"loss": {"line": [[0, 6.0], [300, 3.0], [2500, 2.5]], "noise": 0.01}}
+    weights = {"param_norm.blocks": {"line": [[0, 30], [1700, 31], [1900, 78], [2500, 79]], "every": 10}}
+    gradients = {"grad_norm": {"line": [[0, 0.5], [1700, 0.45], [2500, 1.2]], "noise": 0.05}}
+    grown = walked(facts_of(tmp_path, steps=2500, signals=calm | weights))
+    risen = facts_of(tmp_path, steps=2500, signals=calm | gradients)
+    neither = walked(facts_of(tmp_path, steps=2500, signals=calm))
+    assert [name for name in grown if name.startswith("Q4")] == ["Q4.1", "Q4.3"]
+    assert (grown["Q4.1"].answer, grown["Q4.3"].answer) == ("no", "yes")
+    assert "param_norm/blocks has grown from 31" in grown["Q4.3"].evidence
+    assert [name for name in walked(risen) if name.startswith("Q4")] == ["Q4.1", "Q4.4"]
+    assert walked(risen)["Q4.4"].answer == "yes"
+    assert "gradient norm rising since about step 1" in walked(risen)["Q4.4"].evidence
+    assert ending(risen, walk(risen)[0]) == "", "which is no divergence"
+    assert [name for name in neither if name.startswith("Q4")] == ["Q4.1"]
+
+
+@pytest.mark.parametrize(("at_the_nan", "origin"), [("embed", "embed"), ("", "unknown")])
+def test_the_tensor_of_an_earlier_alarm_is_no_origin_of_a_nan(at_the_nan: str, origin: str, tmp_path: Path) -> None:
+    """A spike at 195, and a gradient that is not finite at 240, which was skipped."""
+    loss = CALM["loss"] | {"set": [[195, 200, 6.0]]}
+    norm = {"line": [[0, 0.5], [600, 0.5]], "noise": 0.05, "set": [[240, 240, "inf"]]}
+    culprit = {"texts": {"195": "head", "196": "", "240": at_the_nan, "241": ""}}
+    facts = facts_of(tmp_path, signals={"loss": loss, "grad_norm": norm, "culprit": culprit})
+    assert (facts.onset, facts.culprits(190, 200)) == (195, {195: "head"})
+    assert walked(facts)["Q1.3"].answer == origin
+
+
+def test_weights_that_leapt_long_before_a_nan_are_not_its_origin(tmp_path: Path) -> None:
+    def origin(broken: int) -> str:
+        loss = CALM["loss"] | {"set": [[195, 200, 6.0]]}
+        norm = {"line": [[0, 0.5], [600, 0.5]], "noise": 0.05, "set": [[broken, broken, "inf"]]}
+        weights = {"line": [[0, 30], [194, 30], [195, 45], [600, 45]]}
+        return walked(facts_of(tmp_path, signals={"loss": loss, "grad_norm": norm, "param_norm.head": weights}))[
+            "Q1.3"
+        ].answer
+
+    assert (origin(198), origin(260)) == ("param_norm/head", "unknown")

@@ -165,6 +165,16 @@ def test_the_warm_up_that_is_asked_for_fits_into_the_run(known: dict[str, Any], 
     assert found.get(code) == value
 
 
+@pytest.mark.parametrize(
+    ("steps", "state"), [(90, "margins_unknown"), (100, "margins_missing"), (400, "margins_missing")]
+)
+def test_a_run_too_short_to_lack_a_warm_up_is_not_said_to_have_one(steps: int, state: str) -> None:
+    advised = check(plan_from({"lr": 3e-4, "schedule": "cosine", "warmup_steps": 0, "steps": steps}), "plan", RULES)
+    margins = ("margins_there", "margins_missing", "margins_unknown")
+    assert [name for name in margins if "SCH1" in getattr(advised, name)] == [state]
+    assert ("SCH1" in advised.unknown) == (state == "margins_unknown")
+
+
 def test_a_whole_number_may_be_written_with_an_exponent() -> None:
     plan = plan_from({"parameters": 3e9, "steps": 2e5, "lr": 1.0})
     assert (plan.architecture.parameters, plan.schedule.steps, plan.optimizer.lr) == (3_000_000_000, 200_000, 1.0)

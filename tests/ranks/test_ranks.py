@@ -9,6 +9,8 @@ import pytest
 from tests.ranks.launch import launch
 
 import sealegs
+from sealegs.diagnosis.findings import look
+from sealegs.diagnosis.rank import diagnose
 
 LOOP = Path(__file__).with_name("loop.py")
 _spec = importlib.util.spec_from_file_location("ranks_loop", LOOP)
@@ -93,3 +95,18 @@ def test_where_nothing_happens_weights_are_those_without_a_guard(tmp_path: Path)
     for rank in range(3):
         for alone, guarded in json.loads((tmp_path / f"{rank}.json").read_text()):
             assert alone == guarded
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_ranks_that_part_after_the_last_comparison_are_found_at_the_end(is_damaged: bool, tmp_path: Path) -> None:
+    launch(LOOP.with_name("parted.py"), 2, str(tmp_path), "9" if is_damaged else "-1")
+    run = sealegs.open_run(tmp_path / "run")
+    found = diagnose(look(run), source="run", format="run folder")
+    if is_damaged:
+        assert run.series("ranks_differ")[1].tolist() == [0.0, 1.0]
+        assert found.findings.verdict == "act"
+        assert "ranks hold other weights than the rest since step 14, to the end" in found.findings.because
+    else:
+        assert run.series("ranks_differ")[1].tolist() == [0.0]
+        assert run.steps[-1] == 13, "nothing was found, and nothing is written"
+        assert "ranks" not in found.findings.because

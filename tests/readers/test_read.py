@@ -103,6 +103,19 @@ def test_steps_that_begin_anew_with_each_epoch_run_on(tmp_path: Path) -> None:
     assert log.remarks == ("step begins anew with each epoch: made to run on",)
 
 
+def test_a_precision_in_each_row_is_a_setting(tmp_path: Path) -> None:
+    """As words; a precision between 0 and 1 is a metric, and a file of settings knows better."""
+    rows = [{"step": step, "loss": 2.5, "precision": "0.75", "dtype": "bf16"} for step in range(30)]
+    found = lines(tmp_path, *rows)
+    assert dict(found.run.manifest.settings) == {"dtype": "bf16"}
+    assert set(found.run.signals) == {"loss", "precision"}
+    (tmp_path / "log.json").write_text(json.dumps(rows))
+    assert dict(read(str(tmp_path / "log.json")).run.manifest.settings) == {"dtype": "bf16"}
+    table = "step,loss,precision,dtype\n" + "".join(f"{step},2.5,0.75,bf16\n" for step in range(30))
+    (tmp_path / "log.csv").write_text(table)
+    assert dict(read(str(tmp_path / "log.csv")).run.manifest.settings) == {"dtype": "bf16"}
+
+
 def test_rows_of_evaluations_are_no_resume(tmp_path: Path) -> None:
     """An evaluation is logged under the step before, late, or without a step: the losses do not go back."""
     log = lines(

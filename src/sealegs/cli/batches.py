@@ -17,7 +17,7 @@ from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import whole_file, writing
 from sealegs.report.commands.batches import Batched, UnmetShown, page
 from sealegs.report.commands.contracts import contract
-from sealegs.scan.id_reader import document_starts, open_ids
+from sealegs.scan.id_reader import document_starts, open_ids, row_width
 
 DESCRIPTION = """\
 Order the rows of tokenised data so that no batch has a rare token (fewer than 10 times in the data) in two of its rows,
@@ -95,9 +95,7 @@ def _starts(options: Options, count: int, width: int | None) -> Ints:
             beside = options.tokens.with_suffix(".starts.npy")
             raise SourceError(f"--documents: {beside} is not there; save the starts of the documents in it")
         return np.asarray(starts, np.int64)
-    if width is not None and options.row not in (None, width):
-        raise ConfigError(f"--row {options.row}: {options.tokens} has {width} tokens a row; leave --row out")
-    return np.arange(0, count, options.row or width or 1024)
+    return np.arange(0, count, row_width(options.tokens, width, options.row))
 
 
 def _write(path: Path, order: Ints, batch: int) -> None:

@@ -19,8 +19,9 @@ from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.report.commands.contracts import contract
 from sealegs.report.commands.scan import BatchShown, Forecast, Scanned, page
-from sealegs.scan.blocks import Part, Ways
+from sealegs.scan.blocks import ROW, Part, Ways
 from sealegs.scan.forecast import Ahead, ahead
+from sealegs.scan.id_reader import open_ids, row_width
 from sealegs.scan.plan import in_order, of_files, of_ids, planned
 from sealegs.scan.scan import scan
 from sealegs.scan.summary import CorpusSummary
@@ -68,8 +69,8 @@ class Options:
     """Of the token ids in a .bin file."""
     end: Annotated[int | None, tyro.conf.arg(metavar="ID")] = None
     """The token that ends each document; else NAME.starts.npy beside the ids says where they are."""
-    row: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 1024
-    """Tokens of a row: of batches, and where nothing says where documents are."""
+    row: Annotated[int | None, tyro.conf.arg(metavar="TOKENS")] = None
+    """Tokens of a row, of batches and where nothing says where documents are; 1024 if the file is no table."""
     longest: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 32_768
     """Documents with more are over-long; words count where there is no tokenizer."""
     batch: Annotated[int | None, tyro.conf.arg(metavar="ROWS")] = None
@@ -123,7 +124,7 @@ def _of_files(options: Options) -> Planned:
         tokenizer=options.tokenizer,
         dtype=options.dtype,
         end=options.end,
-        row=options.row,
+        row=options.row or ROW,
         longest=options.longest,
     )
     if list(options.corpus) == ["stdlib"]:
@@ -137,7 +138,9 @@ def _of_files(options: Options) -> Planned:
         return parts, ways, lambda settled: None
     if len({part.file for part in parts}) > 1 or parts[0].format != "ids":
         raise ConfigError(f"--batch {options.batch}: a forecast is for one file of token ids; scan that alone")
-    return parts, ways, lambda settled: _forecast_of_rows(settled, parts, options)
+    path = Path(parts[0].path or parts[0].file)
+    row = row_width(path, open_ids(path, options.dtype)[1], options.row)  # refused now, not after the scan
+    return parts, ways, lambda settled: _forecast_of_rows(settled, parts, options, row)
 
 
 def _of_run(options: Options) -> Planned:
@@ -179,14 +182,14 @@ def _progress(parts: Sequence[Part]) -> Callable[[int], None]:
 # The forecast
 
 
-def _forecast_of_rows(settled: CorpusSummary, parts: Sequence[Part], options: Options) -> Forecast:
+def _forecast_of_rows(settled: CorpusSummary, parts: Sequence[Part], options: Options, row: int) -> Forecast:
     assert options.batch is not None
-    rows = -(-parts[-1].end // options.row)
+    rows = -(-parts[-1].end // row)
     rare = _rare_of(settled, parts)[parts[0].file]
     order = np.arange(rows) if options.order is None else _order(options.order, rows)
-    found = RareRows(rows, rare[0] // options.row, rare[1])
+    found = RareRows(rows, rare[0] // row, rare[1])
     told = "in the order of the file" if options.order is None else f"in the order of {options.order}"
-    return _shown(ahead(order, found, options.batch), told, options.batch, settled, lambda row: f"row {row}")
+    return _shown(ahead(order, found, options.batch), told, options.batch, settled, lambda number: f"row {number}")
 
 
 def _order(path: Path, rows: int) -> Ints:

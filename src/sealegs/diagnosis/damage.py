@@ -42,6 +42,8 @@ ODD = 10.0
 """The change must also be more than this many times the usual change."""
 EXPLAINED = 2.0
 """The change must also be more than this many times what the measured updates in between add up to."""
+UNDAMAGED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
+GROWN = "gradients have grown by no more than harder data make them grow, and weights and updates show no damage"
 
 
 def is_cleared(findings: Findings, incident: Incident) -> bool:
@@ -56,6 +58,18 @@ def is_cleared(findings: Findings, incident: Incident) -> bool:
     shows_more = record.rate_leaps or record.weights_leap or record.is_steeper
     shows_more |= record.rises_on and record.weights_double
     return record.would_show and not shows_more and not any(SIGNS[name](facts).holds for name in ELSEWHERE)
+
+
+def why_cleared(findings: Findings, incident: Incident) -> str:
+    """What clears a rise: the change that was announced, or what the record shows."""
+    if change := announced_change(findings.run, incident):
+        return change
+    return GROWN if gradients_have_grown(findings, incident) else UNDAMAGED
+
+
+def gradients_have_grown(findings: Findings, incident: Incident) -> bool:
+    """Whether gradients grow with the loss, as a harder task makes them, and as divergence does."""
+    return bool(SIGNS["gradients-grow"](Facts(replace(findings, incidents=(incident,)))).holds)
 
 
 def announced_change(run: Run, incident: Incident) -> str:
@@ -153,23 +167,31 @@ class _Stretch:
         """Whether gradients outgrow the loss several times, or updates do so from the largest before.
 
         Both stay high while the model learns a harder task. Gradients of a size that the run has learned with before
-        are no damage. A negative loss has no size to compare them with.
+        are no damage; but while the loss goes on rising, those of the first steps say nothing: every run begins with
+        large ones. A negative loss has no size to compare them with.
         """
         loss = self._growth("loss")
         most = np.maximum.accumulate(np.fmax(loss, 1.0))
         updates = (*self.facts.family("update_rms"), *self.facts.groups("update_ratio"))
         is_steep = [self._growth(name, of_largest=True) > STEEPER * most for name in updates]
         if np.isfinite(loss).any():
-            is_new = self._growth("grad_norm", of_largest=True) > most
+            begun = self._tenth_before if self.rises_on else 0
+            is_new = self._growth("grad_norm", of_largest=True, since=begun) > most
             is_steep.append(is_new & (self._growth("grad_norm") > STEEPER * most))
         return bool(np.any(is_steep))
 
-    def _growth(self, signal: str, *, of_largest: bool = False) -> Floats:
+    @property
+    def _tenth_before(self) -> int:
+        """The step after the first tenth of what was logged before the rise."""
+        begun = int(self.facts.loss.steps[0])
+        return begun + (self.first - begun) // TENTHS
+
+    def _growth(self, signal: str, *, of_largest: bool = False, since: int = 0) -> Floats:
         """Means of ten steps over the mean before the rise, or over the largest of them before it; NaN without one."""
         series, begin, level = self.facts.series(signal).finite, self.first - LEAD, np.nan
         before = series.within(0, begin - 1)
         if not before.is_empty:
-            level = float(np.nanmax(_means(series, 0, begin - 1)) if of_largest else before.values[-USUAL:].mean())
+            level = float(np.nanmax(_means(series, since, begin - 1)) if of_largest else before.values[-USUAL:].mean())
         return _means(series, begin, self.last) / (level if level > 0 else np.nan)
 
 

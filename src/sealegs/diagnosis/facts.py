@@ -16,6 +16,7 @@ from sealegs.diagnosis.columns.meaning import words_of
 from sealegs.diagnosis.contract import ColumnFinding, Findings, Reruns, Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
 from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
+from sealegs.diagnosis.curve.norm_leaps import norm_rise
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import NUMERIC, gravity
 from sealegs.diagnosis.lines import KnownLine, known_lines
@@ -450,6 +451,13 @@ class Facts:
         norms = (self.first_bad(name) for name in self.family("param_norm"))
         return min([*steps, *(step for step in norms if step is not None)], default=None)
 
+    @property
+    def first_nonfinite(self) -> int | None:
+        """The first step of a value that is not finite: the loss, a weight, or a gradient that no scaler handles."""
+        scaled = self.dtype == "fp16"
+        firsts = (self.first_bad("loss"), self.first_bad_weight, None if scaled else self.first_bad("grad_norm"))
+        return min((step for step in firsts if step is not None), default=None)
+
     @cached_property
     def starts_bad(self) -> bool:
         """Whether the first logged loss is not finite."""
@@ -527,6 +535,11 @@ class Facts:
     def norm_changes(self) -> tuple[NormChange, ...]:
         """Groups of weights that changed more than twofold in 200 steps, as the live guard finds them."""
         return norm_changes(self.run)
+
+    @cached_property
+    def norm_rise(self) -> str | None:
+        """A sentence where the gradient norm has risen for good."""
+        return norm_rise(self.run, self.curve)
 
     def change(self, signal: str) -> Against | None:
         """A signal at the end of the slow window against its beginning: means over a fifth of the window each."""

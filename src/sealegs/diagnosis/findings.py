@@ -17,18 +17,18 @@ from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.held_out import goes_on_falling, learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
-from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
+from sealegs.diagnosis.curve.norm_leaps import norm_breaks, norm_leaps, norm_rise
 from sealegs.diagnosis.curve.repeated import without_repeats
-from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
+from sealegs.diagnosis.curve.rises import SMALLEST, heights_of, small_rises
 from sealegs.diagnosis.curve.saw_tooth import is_of_the_tooth, saw_tooth
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
-from sealegs.diagnosis.damage import announced_change, is_cleared
+from sealegs.diagnosis.damage import is_cleared, why_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
 from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
-from sealegs.diagnosis.live_findings import constant_scale, standing
+from sealegs.diagnosis.live_findings import constant_scale, stalls, standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
 from sealegs.record.interventions import skipped_steps
@@ -48,7 +48,6 @@ SURE, NORMAL = 4.0, 1.4826
 a deviation."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
-CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
 HELD = "the last update was skipped, and no weight has gone through it"
 GIVEN_UP = "the attempt in which it happened was given up, and the last one has not come past that step yet"
@@ -253,7 +252,9 @@ def _overlap(one: Stretch, other: Stretch) -> bool:
 
 def _is_within(one: Stretch, other: Stretch) -> bool:
     """Whether it is another's doing: at no row that is not the other's, and of its kind, unless the other is not
-    finite, from which anything follows."""
+    finite, from which anything follows. An overflow that the live statistic saw last longer is the same overflow."""
+    if one.kind == other.kind == "overflow":
+        return _overlap(one, other)
     is_alike = other.kind in (one.kind, "nonfinite")
     return is_alike and other.first <= one.first and one.last <= other.last
 
@@ -454,7 +455,7 @@ def _verdict(
     if tooth:
         return "healthy", f"what rises does so in each period: {tooth}"
     if doubtful:
-        changes = dict.fromkeys(announced_change(run, incident) or CLEARED for incident in findings.cleared)
+        changes = dict.fromkeys(why_cleared(findings, incident) for incident in findings.cleared)
         passed = [HELD] if any(one.is_held for one in found) else []
         if all(_is_given_up(curve, one) for one in found if one.kind not in BENIGN):
             is_past = all(_is_overcome(curve, one) for one in found if one.kind not in BENIGN)
@@ -591,12 +592,31 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
     leapt = (*told[:-1], told[-1] + more) if told else ()
     tooth = saw_tooth(run, curve)
     slow = (
+        norm_breaks(run, curve, spans),
         None if tooth is None else str(tooth),
         learns_by_heart(run, curve),
         None if incidents else norm_rise(run, curve),
         constant_scale(run),
+        stalls(run),
+        _small_rise(curve, spans),
     )
     return (*leapt, *(text for text in slow if text))
+
+
+def _small_rise(curve: LossCurve, spans: Sequence[tuple[float, float]]) -> str | None:
+    """The highest rise of the last start that is too small for an incident, and is over; not in one of these spans."""
+    rows = curve.parts[-1]
+    if not len(rows):
+        return None
+    found = [
+        (rise.height, int(curve.steps[rows[rise.first]]), int(curve.steps[rows[rise.last]]))
+        for rise in small_rises(heights_of(curve.losses[rows]))
+    ]
+    apart = [each for each in found if not any(each[1] <= end and begin <= each[2] for begin, end in spans)]
+    if not apart:
+        return None
+    height, first, last = max(apart)
+    return f"loss up by {math.expm1(height):.0%} about steps {first} to {last}, and back: too little for an incident"
 
 
 def _ends(curve: LossCurve) -> tuple[float, float]:

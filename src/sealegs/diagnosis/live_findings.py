@@ -119,6 +119,17 @@ def constant_scale(run: Run) -> str | None:
     )
 
 
+def stalls(run: Run) -> str | None:
+    """A sentence if the loop stood still for longer than the watchdog waits: that harms no model, and costs time."""
+    told = [event for event in run.events if event.kind == "stalled"]
+    if not told:
+        return None
+    first = told[0]
+    more = f", and {len(told) - 1} times more" if len(told) > 1 else ""
+    where = f"waiting in {first.detail['where']}"
+    return f"the loop stood still after step {first.step}: no step for {first.detail['seconds']:.3g} s, {where}{more}"
+
+
 def _told_live(run: Run) -> Iterator[Standing]:
     """The live findings on the way that the run has taken in the end."""
     kept: list[tuple[int, Mapping[str, Any]]] = []

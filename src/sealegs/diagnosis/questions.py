@@ -38,6 +38,16 @@ def after_a_leap(facts: Facts) -> bool:
     return facts.findings.kind.loss_measures and (not facts.stays_bad or facts.leaps)
 
 
+def of_changing_weights(facts: Facts) -> bool:
+    """For a loss that may rise, and for weights that have changed too fast beside one that does not."""
+    return replies.rising(facts).answer != replies.NO or bool(facts.norm_changes)
+
+
+def of_rising_gradients(facts: Facts) -> bool:
+    """For a loss that may rise, and for gradients that have risen for good beside one that does not."""
+    return replies.rising(facts).answer != replies.NO or facts.norm_rise is not None
+
+
 def of_a_policy(facts: Facts) -> bool:
     """For a policy that is trained for reward."""
     return facts.findings.kind.name == "policy-gradient"
@@ -216,7 +226,7 @@ TREE = (
         "Q4.1",
         "Has the loss been rising over the last 200 steps (textbook: without a break)?",
         replies.rising,
-        {"no": END, ANY: "Q4.2"},
+        {"no": "Q4.3", ANY: "Q4.2"},
         asked=while_finite,
     ),
     Question(
@@ -230,12 +240,15 @@ TREE = (
         "Has the norm of any group of weights changed more than 2-fold in 200 steps?",
         replies.weights_changing,
         {"yes": END, ANY: "Q4.4"},
+        asked=of_changing_weights,
+        otherwise="Q4.4",
     ),
     Question(
         "Q4.4",
         "Is the mean gradient norm going up? If not, this is a plateau.",
         replies.gradients_rising,
         {ANY: END},
+        asked=of_rising_gradients,
     ),
 )
 """All questions, in the order in which they are asked: what is first for its kind comes first."""
@@ -271,7 +284,7 @@ def walk(facts: Facts) -> tuple[tuple[Answer, ...], tuple[str, ...]]:
 
 def ending(facts: Facts, path: Sequence[Answer]) -> str:
     """The action in which the questions about silent divergence end; empty where a cause must say what to do."""
-    if not path or path[-1].question != "Q4.4":
+    if not path or path[-1].question != "Q4.4" or any((it.question, it.answer) == ("Q4.1", "no") for it in path):
         return ""
     if path[-1].answer == "yes":
         return "" if registry.SIGNS["rate-is-tiny"](facts).holds else "halve the LR"

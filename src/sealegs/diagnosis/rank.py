@@ -23,7 +23,7 @@ import numpy as np
 from sealegs.diagnosis import interventions, statements
 from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, Test, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis, Statement
-from sealegs.diagnosis.damage import announced_change
+from sealegs.diagnosis.damage import announced_change, gradients_have_grown
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import RULES, onsets
 from sealegs.diagnosis.incident_order import gravity
@@ -66,6 +66,12 @@ CHANGED = (
     "{step} on purpose, announce it there next time (`guard.announce`); if not, compare the batches before and after."
 )
 """The action where the loss rose and nothing else did."""
+CHANGED_OR_DIVERGED = (
+    "Leave the weights alone for now, and find out whether the data, the task or the parts of the loss changed about "
+    "step {step} on purpose: gradients have grown with the loss, as harder data make them. If so, announce it there "
+    "next time (`guard.announce`); if not, reload the last checkpoint before step {step}, halve the LR."
+)
+"""The action where the loss rose and gradients did, too."""
 LOOK_INTO = "Look into what the loss does not show: {text}."
 """The action where a finding beside the loss stands."""
 SPLITS = (
@@ -327,7 +333,10 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     if facts.findings.verdict == "watch" and facts.findings.cleared:
         rise = min(facts.findings.cleared, key=gravity)
         change = announced_change(facts.run, rise)
-        return f"Leave it: {change}." if change else CHANGED.format(step=rise.start)
+        if change:
+            return f"Leave it: {change}."
+        has_grown = gradients_have_grown(facts.findings, rise)
+        return (CHANGED_OR_DIVERGED if has_grown else CHANGED).format(step=rise.start)
     top = likely[0]
     if facts.findings.verdict == "healthy" and "metric" in top.card.explains and not _in_two_units(facts):
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."
@@ -361,7 +370,7 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
             so_far = f"Leave it, {past}" if past else "Leave it for now, and look again in 200 steps"
             return f"{so_far}; to know more the next time, {signals}."
         test = top.hypothesis.next_test or signals
-        parts.append("then find out" if parts else f"leave it, {past}; find out" if past else "find out")
+        parts.append(_before_the_test(facts, likely, past) if not parts else "then find out")
         parts[-1] += f": {test}"
     elif top.card.name in LEAVE_IT:  # the run asks for an action, and to leave it is none
         parts.append(f"find out: {top.hypothesis.next_test}")
@@ -389,6 +398,14 @@ def _how_it_passed(facts: Facts) -> str:
         if facts.is_overcome:
             return "the run went back and has passed it"
     return "the loss is back" if facts.is_over else ""
+
+
+def _before_the_test(facts: Facts, likely: Sequence[Weighed], past: str) -> str:
+    """How a test is called for that nothing goes before."""
+    if past:
+        return f"leave it, {past}; find out"
+    is_well = facts.findings.verdict == "healthy" and not _beside_the_loss(facts, likely) and not _end(facts)
+    return "leave it, nothing asks for an action; to know more" if is_well else "find out"
 
 
 def _is_of_the_loader(facts: Facts, top: Weighed) -> bool:

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sealegs.diagnosis.facts import DRIFT_STEPS, LEAPS, SOON, USUAL, Facts
+from sealegs.diagnosis.facts import DRIFT_STEPS, LEAPS, NEAR, SOON, USUAL, Facts
 from sealegs.diagnosis.settings import missing_margins
 from sealegs.diagnosis.signs import data, spikes, state
 from sealegs.diagnosis.signs import first_signals as signs_of_first
 from sealegs.diagnosis.signs import numbers as signs_of_numbers
 from sealegs.diagnosis.signs import settings as signs_of_settings
-from sealegs.diagnosis.signs.sign import Ask, Sign
+from sealegs.diagnosis.signs.sign import NOT_ASKED, Ask, Sign
 from sealegs.incidents import FAST
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
@@ -38,6 +38,8 @@ def margins(facts: Facts) -> Reply:
     if not facts.known.values:
         return Reply(UNKNOWN, "the log does not say with which settings the run was made", ("the settings",))
     gone = list(missing_margins(facts.known, is_trained_before=facts.findings.kind.is_trained_before))
+    if not gone and facts.known.values.keys() == {"dtype"}:  # a column of the log says so much
+        return Reply(UNKNOWN, "of the settings the log says the precision alone", ("the settings",))
     if not gone:
         return Reply(YES, f"nothing to object to in {len(facts.known.values)} settings")
     return Reply(NO, f"{len(gone)} missing: " + "; ".join(gone))
@@ -131,12 +133,14 @@ def precision(facts: Facts) -> Reply:
 
 def origin(facts: Facts) -> Reply:
     """Question 1.3: the first layer or tensor that was not finite, or changed violently."""
-    leap = state.weights_leap(facts)
+    leap = _leap_before_nan(facts)
     if leap.holds:
         return Reply(leap.text.removeprefix("panel 5: ").partition(" ")[0], leap.text)
-    near = facts.culprits(facts.onset - SOON * facts.stride, facts.onset + SOON * facts.stride)
+    broken = facts.onset if facts.first_nonfinite is None else facts.first_nonfinite
+    near = facts.culprits(broken - NEAR * facts.stride, broken)  # an alarm before, or a step since, is another trouble
     if near:
-        return Reply(next(iter(near.values())), "the tensor with the worst gradient")
+        at, named = max(near.items())
+        return Reply(named, f"the tensor with the worst gradient at step {at}")
     for signal in ("activation_norm", "grad_norm", "param_norm"):
         firsts = {name: step for name in facts.groups(signal) if (step := facts.first_bad(name)) is not None}
         first = [name for name, step in firsts.items() if step == min(firsts.values())]
@@ -148,6 +152,13 @@ def origin(facts: Facts) -> Reply:
     return Reply(UNKNOWN, test, tuple(name for signal, name in families.items() if not facts.groups(signal)))
 
 
+def _leap_before_nan(facts: Facts) -> Sign:
+    """A leap of the weights, unless what it began is long over where the first value is not finite."""
+    broken = facts.first_nonfinite
+    is_long_over = broken is not None and broken > facts.onset + 2 * NEAR * facts.stride
+    return NOT_ASKED if is_long_over else state.weights_leap(facts)
+
+
 def is_log_of_zero(facts: Facts) -> bool:
     """Whether the loss is inf, or written so that it can be, unless the settings say that it is log_softmax(x)."""
     sound = signs_of_settings.log_loss_sound(facts).holds
@@ -157,7 +168,7 @@ def is_log_of_zero(facts: Facts) -> bool:
 
 def fix_of_nan(facts: Facts) -> Reply:
     """Question 1.4: the fix for a NaN."""
-    if (leap := state.weights_leap(facts)).holds:
+    if (leap := _leap_before_nan(facts)).holds:
         return Reply("go back to before the weights leapt", leap.text)
     if signs_of_numbers.infinite_in_embedding(facts).holds:
         return Reply("clip gradients by value at 100", "the embedding's gradient is infinite")
@@ -320,9 +331,13 @@ def lr_rising(facts: Facts) -> Reply:
 def weights_changing(facts: Facts) -> Reply:
     """Question 4.3: whether weights grow or shrink meanwhile."""
     grow, shrink = state.weights_grow(facts), state.weights_shrink(facts)
+    if facts.norm_changes and rising(facts).answer == NO:  # no rise says where to look
+        return Reply(YES, f"panel 5: {facts.norm_changes[0]}")
     return of(grow if grow.holds or grow.holds is None else shrink)
 
 
 def gradients_rising(facts: Facts) -> Reply:
     """Question 4.4: whether gradients rise meanwhile; otherwise it is a plateau."""
+    if facts.norm_rise is not None and rising(facts).answer == NO:
+        return Reply(YES, f"panel 3: {facts.norm_rise}")
     return of(spikes.gradients_grow(facts))

@@ -3,13 +3,15 @@
 import math
 from itertools import pairwise
 
-from sealegs.preflight_check.rule import Family, RuleFinding
+from sealegs.preflight_check.rule import Family, RuleFinding, Unknown
 from sealegs.preflight_check.schedule import RateCurve
 from sealegs.report.commands.preflight import Grade
 
 SCHEDULE = Family("SCH", "schedule")
 LONG_WARMUP = 2000
 """Steps of a warm-up in long runs; in others a twentieth of the run."""
+FEWEST_STEPS = 100
+"""Steps of a run below which nobody can say that it lacks a warm-up, nor that it has the margin."""
 DECAYING = ("cosine", "linear", "inverse-sqrt", "stable-decay", "cosine-restarts")
 
 
@@ -24,8 +26,10 @@ def no_warmup(curve: RateCurve, schedule_step: int = 0, steps: int = 0, decay_st
     See: Liu et al. 2020, On the variance of the adaptive learning rate and beyond; Xiong et al. 2020, On layer
       normalization in the Transformer architecture.
     """
-    if schedule_step or len(curve.steps) < 100 or not curve.rates[0] >= 0.5 * curve.peak > 0 or _rises_at_once(curve):
+    if schedule_step or not curve.rates[0] >= 0.5 * curve.peak > 0 or _rises_at_once(curve):
         return None
+    if len(curve.steps) < FEWEST_STEPS:
+        raise Unknown("steps")
     first = curve.rates[0] / curve.peak
     length = steps or decay_steps
     value = f"{warmup_for(length)}" if length else f"{LONG_WARMUP}, or 5 % of a short run"
@@ -135,7 +139,7 @@ def upside_down(curve: RateCurve, warmup_steps: int = 0) -> RuleFinding | None:
     if len(later) < 10 or _leap(curve) is not None:
         return None
     last, lowest = later[-1], min(later)
-    rises = later[-1] > later[len(later) * 4 // 5] * 1.02
+    rises = last > later[len(later) * 4 // 5] * 1.02 or _comes_up_again(curve)
     if not (rises and last > 1.5 * lowest and last > 0.3 * curve.peak):
         return None
     return RuleFinding("error", f"from {lowest:.3g} up to {last:.3g} at the end", "schedule", "one that comes down")
@@ -212,6 +216,16 @@ def _leap(curve: RateCurve) -> int | None:
         if rise > 0.2 * curve.peak and rise > 3 * beside and place:
             return place + 1
     return None
+
+
+def _comes_up_again(curve: RateCurve) -> bool:
+    """Whether the last way of the rate is up, after one down: the last low is far below the end, the top since then.
+
+    A periodic schedule has several lows, and any place before the end may be one of its tops.
+    """
+    since = curve.rates[curve.top :]
+    low = max(place for place, rate in enumerate(since) if rate <= 1.01 * min(since) + 1e-3 * curve.peak)
+    return since[-1] > 1.5 * since[low] and since[-1] >= 0.95 * max(since[low:])
 
 
 def _rises_at_once(curve: RateCurve) -> bool:

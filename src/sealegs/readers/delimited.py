@@ -11,7 +11,7 @@ import numpy as np
 from sealegs.errors import SourceError
 from sealegs.readers.names import EPOCH, STEP, role
 from sealegs.readers.place import Place
-from sealegs.readers.table import MOST_NAMES, Table, number
+from sealegs.readers.table import MOST_NAMES, SETTINGS, Table, number
 from sealegs.record.columns import Column, Columns, Mask
 
 FORMAT = "csv"
@@ -71,7 +71,8 @@ def read(place: Place) -> Table:
     if not kept:
         raise SourceError(f"{place.source}: a table without a row of numbers; not a training log yet")
     values, logged = {c.name: c.values() for c in kept}, {c.name: c.logged() for c in kept}
-    return Table(FORMAT, Columns(values, logged, len(values[kept[0].name]), ragged), tuple(remarks))
+    known = {c.name: c.first_word for c in columns if c.name in SETTINGS and c.first_word}
+    return Table(FORMAT, Columns(values, logged, len(values[kept[0].name]), ragged), tuple(remarks), known=known)
 
 
 def nan_cells(columns: Columns, name: str) -> Mask:
@@ -125,6 +126,7 @@ class _Cells:
     def __init__(self, name: str) -> None:
         self.name = name
         self.not_numbers = 0
+        self.first_word = ""
         self.is_any = False
         self._is_text = False
         self._values: list[Column] = []
@@ -166,6 +168,8 @@ class _Cells:
             read = [number(cell) if is_there else None for cell, is_there in zip(cells, logged.tolist(), strict=True)]
             understood = np.array([value is not None for value in read], np.bool_)
             self.not_numbers += int(logged.sum() - understood.sum())
+            words = logged & ~understood
+            self.first_word = self.first_word or (cells[int(np.argmax(words))].strip() if words.any() else "")
             logged = understood
             there = np.array([value for value in read if value is not None], np.float64)
         values = np.full(len(cells), np.nan)

@@ -37,7 +37,7 @@ def read(place: Place) -> Table:
     gathered = Gathered()
     for row in max(histories, key=len):
         gathered.add(row)
-    return Table(FORMAT, gathered.columns(), tuple(place.remarks))
+    return Table(FORMAT, gathered.columns(), tuple(place.remarks), known=gathered.settings)
 
 
 def _histories(value: Any, depth: int) -> Iterator[Sequence[Mapping[str, Any]]]:

@@ -40,7 +40,7 @@ def read(place: Place) -> Table:
         remarks.append("last line torn: left out")
     if damaged > (not is_row):
         remarks.append(f"{damaged - (not is_row)} lines are no JSON objects: left out")
-    return Table(FORMAT, gathered.columns(damaged), tuple(remarks))
+    return Table(FORMAT, gathered.columns(damaged), tuple(remarks), known=gathered.settings)
 
 
 def _lines(place: Place) -> Iterator[str]:

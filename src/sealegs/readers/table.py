@@ -27,6 +27,8 @@ _DEEPEST = 8
 """Slashes in the name of a nested value beyond which it is not a metric."""
 TEXTS = ("batch_hash", "sources")
 """Columns whose cells are words, not numbers: a digest (of digits alone, even), ``web=6 books=2``."""
+SETTINGS = ("dtype", "precision", "mixed_precision", "torch_dtype")
+"""Columns whose words are a setting of the run: ``bf16`` in each row."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 
 
@@ -82,6 +84,8 @@ class Gathered:
         self.rows = 0
         self._cells: dict[str, tuple[array[int], array[float]]] = {}
         self._texts: dict[str, dict[int, bytes]] = {}
+        self.settings: dict[str, str] = {}
+        """What the first row with such a word says of the run."""
 
     @property
     def names(self) -> list[str]:
@@ -116,6 +120,8 @@ class Gathered:
             elif isinstance(value, str):
                 if (read := number(value)) is not None:
                     self._add_cell(name, read)
+                elif name in SETTINGS:
+                    self.settings.setdefault(name, value)
             elif isinstance(value, Mapping) and prefix.count("/") < _DEEPEST:
                 self._add_cells(value, f"{name}/")
 

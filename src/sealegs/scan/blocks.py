@@ -15,6 +15,8 @@ PART_BYTES = 1 << 24
 """Bytes of a file that one process scans at a time."""
 LARGEST_DOCUMENT = 1 << 26
 """Largest document in bytes; of a larger one, only the beginning is read."""
+ROW = 1024
+"""Tokens of a row where nothing says how many it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Ways:
     """Type of raw token ids."""
     end: int | None = None
     """The token that ends each document."""
-    row: int = 1024
+    row: int = ROW
     """Tokens per row, if token ids come without documents: each row counts as one."""
     longest: int = 32_768
     """Tokens from which on a document is over-long."""

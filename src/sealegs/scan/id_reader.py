@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sealegs.batching.stratified import Ints
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.arrays import open_array, open_numbers
-from sealegs.scan.blocks import End, Ids, Part, Read, Ways
+from sealegs.scan.blocks import ROW, End, Ids, Part, Read, Ways
 
 _PART_TOKENS = 1 << 23
 _BLOCK_TOKENS = 1 << 20
@@ -34,6 +34,13 @@ def open_ids(path: Path, dtype: str) -> tuple[NDArray[Any], int | None]:
     if tokens.dtype.kind not in "iu" or tokens.ndim not in (1, 2):
         raise SourceError(f"{path}: {tokens.ndim}-dimensional {tokens.dtype}; token ids are whole numbers in 1 or 2")
     return tokens.reshape(-1), tokens.shape[1] if tokens.ndim == 2 else None
+
+
+def row_width(path: Path, width: int | None, row: int | None) -> int:
+    """The tokens of a row: those of a table's line, or as many as are asked for."""
+    if width is not None and row not in (None, width):
+        raise ConfigError(f"--row {row}: {path} has {width} tokens a row; leave --row out")
+    return row or width or ROW
 
 
 def _whole_numbers(dtype: str) -> np.dtype[Any]:

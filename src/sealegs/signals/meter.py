@@ -104,6 +104,8 @@ class Meter:
         spent: TimeSpent | None = None,
     ) -> None:
         self.ranks = ranks
+        self._is_updated = False
+        """Whether there was an update since the ranks compared their weights."""
         self.norms_before = NormsBefore(model) if ranks.world > 1 else None
         self._model = model
         self._reader = GradientReader(model, optimizers)
@@ -245,9 +247,30 @@ class Meter:
         squares = rows[:, FIELDS.index("square")]
         return StepSignals(merged[0], merged[1], worst, gradients, (agreed, *blocks), squares, together.get("heads"))
 
+    def ranks_apart(self, number: int) -> dict[str, float]:
+        """Which ranks hold other weights than the rest, if a step was made since they were compared; every rank is
+        asked. Empty where none does, where each weight is held once, and where ranks are not at the same step."""
+        if self.ranks.world == 1 or not self._is_updated or not self._same_everywhere:
+            return {}
+        self._is_updated = False
+        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
+        checksum = checksum_of(self._same_everywhere, self.device)
+        mine = contribution(nothing, nothing, nothing, nothing, None, number, checksum)
+        rows = self.ranks.gather(self._padded(mine, ()), number)  # as long as the row of a step
+        found = dict(zip(MERGED, merge(rows[:, : len(FIELDS)]).tolist(), strict=True))
+        are_apart = found["ranks_differ"] > 0 and not found["steps_apart"]
+        return {name: found[name] for name in ("ranks_differ", "differing_rank")} if are_apart else {}
+
+    @property
+    def _same_everywhere(self) -> list[Tensor]:
+        """The weights of which each rank holds a copy."""
+        world = self.ranks.world
+        return [local(p) for p in self._model.parameters() if replicas(p, world) == world]
+
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the next row; prepare the next step."""
         self._unsampled = None
+        self._is_updated = True
         is_measured = self._measured == number
         self._last_change = self._weights.after_update() if is_measured else None
         self._window.took(sampled=is_measured and not self._is_due(number))
@@ -492,8 +515,7 @@ class Meter:
         world = self.ranks.world
         checksum = torch.zeros(2, dtype=torch.int64, device=loss.device)
         if number % CHECKSUM_STEPS == 0:
-            same_everywhere = [local(p) for p in self._model.parameters() if replicas(p, world) == world]
-            checksum = checksum_of(same_everywhere, loss.device)
+            checksum = checksum_of(self._same_everywhere, loss.device)
         if gradients is None:
             assert grad_norm is not None
             square, worst_norm, worst = grad_norm.square() / world, grad_norm, torch.zeros_like(grad_norm)

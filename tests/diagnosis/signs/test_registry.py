@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.diagnosis.streams import Case, run_from
 
@@ -196,6 +197,18 @@ def test_a_planned_restart_of_the_schedule_is_no_cosine_upside_down(tmp_path: Pa
     assert sign("lr-falls-then-rises", tmp_path, signals={"loss": LOSS, "lr": turned}).holds
     cycles = {"line": [[200 * turn, (1e-5, 1e-3)[turn % 2]] for turn in range(7)]}
     assert not sign("lr-falls-then-rises", tmp_path, signals={"loss": LOSS, "lr": cycles}).holds
+
+
+@pytest.mark.parametrize("warmup", [1, 60, 150, 200])
+def test_a_cosine_upside_down_may_be_counted_from_the_first_step_of_the_warm_up(warmup: int, tmp_path: Path) -> None:
+    """As min(1, step / warmup) * cosine(step) is; the rate is then on its way where the warm-up ends."""
+
+    def holds(shape: Any) -> bool | None:
+        line = [[step, 3e-4 * min(1.0, (step + 1) / warmup) * shape(step / 1200)] for step in range(1201)]
+        return sign("lr-rises-as-a-cosine", tmp_path, signals={"loss": LOSS, "lr": {"line": line}}).holds
+
+    assert holds(lambda time: 0.1 + 0.45 * (1 - np.cos(np.pi * time)))
+    assert not holds(lambda time: 0.1 + 0.9 * time), "which is a warm-up"
 
 
 def test_trouble_in_the_first_steps_of_a_warm_up_is_not_its_length(tmp_path: Path) -> None:

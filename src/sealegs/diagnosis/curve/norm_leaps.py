@@ -4,6 +4,7 @@ A norm that leaps for a few steps and leaves the loss alone damages nothing that
 before a spike. A single high norm is no leap: heavy-tailed norms have them.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from sealegs.diagnosis.curve.loss_curve import Floats, LossCurve, beside
 from sealegs.diagnosis.curve.rises import stretches
+from sealegs.diagnosis.curve.stretches import SCALER_SEARCH, has_scaler
+from sealegs.diagnosis.settings import known_of
 from sealegs.record.run import Run
 
 FOLD = 5.0
@@ -24,6 +27,8 @@ IN_A_ROW = 2
 LONGEST = 100
 """Rows beyond which it is no leap but a new level, which the signs of a slow change are about."""
 
+JUDGED_LIVE = ("skip", "alarm", "halt")
+"""Kinds of events of a step that was judged while the run went on."""
 RISEN = 2.0
 """Times the lowest level since the beginning to which a norm must have risen to be told."""
 PARTS = 10
@@ -77,6 +82,24 @@ def norm_rise(run: Run, curve: LossCurve) -> str | None:
         return None
     begin = int(steps[(lowest + 1) * len(steps) // PARTS])
     return f"gradient norm rising since about step {begin}, from {levels[lowest]:.3g} to {levels[-1]:.3g}"
+
+
+def norm_breaks(run: Run, curve: LossCurve, spans: Sequence[tuple[float, float]]) -> str | None:
+    """A sentence if gradient norms are infinite outside these spans of steps, and no scaler looks for its scale."""
+    if known_of(run.manifest).dtype == "fp16" or has_scaler(run, curve):
+        return None
+    rows = np.flatnonzero(curve.stands)
+    is_broken = np.isinf(beside(run, curve, "grad_norm")[rows])
+    is_broken[:SCALER_SEARCH] = False
+    told = {event.step for event in run.events if event.kind in JUDGED_LIVE}  # a guard has skipped those
+    steps = [
+        step
+        for step in curve.steps[rows][is_broken].tolist()
+        if step not in told and not any(a <= step <= b for a, b in spans)
+    ]
+    if not steps:
+        return None
+    return f"gradient norm infinite in {len(steps)} of {len(rows)} rows, the first at step {steps[0]}"
 
 
 def _is_high(norms: Floats) -> NDArray[np.bool_]:

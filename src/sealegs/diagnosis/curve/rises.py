@@ -145,7 +145,19 @@ def _early(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
             yield CurveRise(at, at, above / usual, above, level), 1
 
 
-def _walk(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
+def small_rises(heights: Floats) -> Iterator[CurveRise]:
+    """Rises that are too small for an incident and beyond doubt, in medians of the most points, and are over again."""
+    size = SCALES[-1] * -(-len(heights) // MOST)
+    count = len(heights) // size
+    if count < FEWEST:
+        return
+    medians = median(heights[: count * size].reshape(count, size))
+    for rise, points in _walk(medians, SLOW_SMALLEST):
+        if points >= SLOW_LEAST and rise.last < count - CALM and rise.height < SMALLEST:
+            yield rise._replace(first=rise.first * size, last=(rise.last + 1) * size - 1)
+
+
+def _walk(heights: Floats, smallest: float = SMALLEST) -> Iterator[tuple[CurveRise, int]]:
     """Rises against the level before each, with the number of high points."""
     level = usual = top = 0.0
     first = last = points = -1
@@ -160,7 +172,7 @@ def _walk(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
                 usual = _usual(levels, misses)
             unseen += 1
             above = height - level
-            if not above > max(SMALLEST, HIGH * usual):
+            if not above > max(smallest, HIGH * usual):
                 levels.append(height)
                 misses.append(above)
                 if len(levels) > 2 * TAIL:
@@ -171,7 +183,7 @@ def _walk(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
             continue
         above = height - level
         since.append((height, above))
-        if above > max(SMALLEST / 2, BACK * usual):
+        if above > max(smallest / 2, BACK * usual):
             last, points, top = at, points + 1, max(top, above)
         elif at - last >= CALM:
             yield CurveRise(first, last, top / usual, top, level), points

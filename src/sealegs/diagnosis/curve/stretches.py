@@ -69,7 +69,7 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     goes_on = broken[SCALER_SEARCH - 1 : SCALER_SEARCH + 1].all() and rows > SCALER_SEARCH
     begun = SCALER_SEARCH - int(np.argmin(np.append(broken[:SCALER_SEARCH][::-1], False))) if goes_on else SCALER_SEARCH
     broken[:begun] &= curve.losses[:begun] == 0  # no scaler is looking for its scale there, nor where it finds none
-    if "loss_scale" in run.signals:
+    if has_scaler(run, curve):
         broken[:] = False
     for first, last in stretches(broken):  # right before a loss that is not finite, they are its beginning
         if last + 1 < rows and bad[last + 1]:
@@ -170,14 +170,20 @@ def is_as_before(curve: LossCurve, row: int) -> bool:
     return bool(np.nanmedian(after) <= np.median(before) + RESUMED * noise)
 
 
+def has_scaler(run: Run, curve: LossCurve) -> bool:
+    """Whether the loss is scaled. A scale of 1 is none, as loggers write it in bf16."""
+    scales = beside(run, curve, "loss_scale")
+    return not bool((np.isnan(scales) | (scales == 1)).all())
+
+
 def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
     """What the overflow detector finds in the history of the loss scale; rows without any change are left out.
 
     A scale that has collapsed and is below 1 up to the end is not over.
     """
-    scales = beside(run, curve, "loss_scale")
-    if (np.isnan(scales) | (scales == 1)).all():  # a scale of 1 is none, as loggers write it in bf16
+    if not has_scaler(run, curve):
         return []
+    scales = beside(run, curve, "loss_scale")
     norms = beside(run, curve, "grad_norm")
     changes = np.append(False, scales[1:] != scales[:-1])
     matters = changes | np.isinf(norms) | ~np.isfinite(curve.losses)

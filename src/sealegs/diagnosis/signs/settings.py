@@ -175,7 +175,7 @@ def lr_rises_throughout(facts: Facts) -> Sign:
 
 def lr_rises_as_a_cosine(facts: Facts) -> Sign:
     """The learning rate has risen to the last step as a cosine does, slow, fast and slow, perhaps after a warm-up,
-    which is linear."""
+    which is linear; the cosine may have been counted from its first step."""
     rates = facts.series("lr").finite
     if len(rates.values) < 10:
         return unlogged("lr")
@@ -184,17 +184,22 @@ def lr_rises_as_a_cosine(facts: Facts) -> Sign:
         return sign
     slopes = np.diff(rates.values) / np.diff(rates.steps)
     corner = int(np.argmin(np.diff(slopes[: max(len(slopes) // 5, 2)]))) + 1  # where a warm-up may end
-    off = min(_off_a_cosine(rates), _off_a_cosine(Series(rates.steps[corner:], rates.values[corner:])))
+    after = Series(rates.steps[corner:], rates.values[corner:])
+    off = min(
+        _off_a_cosine(each, int(begun[0])) for each, begun in ((rates, rates[0]), (after, after[0]), (after, rates[0]))
+    )
     return so(off < COSINE, f"{sign.text}, as half a cosine does")
 
 
-def _off_a_cosine(rates: Series) -> float:
-    """The share of its rise by which a rate is off the first part of a cosine, or all of its rising half."""
-    time = (rates.steps - rates.steps[0]) / (rates.steps[-1] - rates.steps[0])
+def _off_a_cosine(rates: Series, begun: int) -> float:
+    """The share of its rise by which a rate is off the first part of a cosine that began at a step, or all of its
+    rising half."""
+    time = (rates.steps - begun) / (rates.steps[-1] - begun)
     risen = (rates.values - rates.values[0]) / (rates.values[-1] - rates.values[0])
-    shares = np.linspace(0.5, 1.0, 11)  # of half a period, which the run need not have finished
-    off = [np.abs(risen - (1 - np.cos(np.pi * share * time)) / (1 - np.cos(np.pi * share))).max() for share in shares]
-    return float(min(off))
+    phases = np.pi * np.linspace(0.5, 1.0, 11)[:, None] * time  # of half a period, which the run need not have finished
+    fallen = np.cos(phases)
+    shapes = (fallen[:, :1] - fallen) / (fallen[:, :1] - fallen[:, -1:])
+    return float(np.abs(risen - shapes).max(axis=1).min())
 
 
 def lr_falls_then_rises(facts: Facts) -> Sign:
