@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealegs.errors import RestartRefused
-from sealegs.record.checkpoint_tags import Tag
+from sealegs.record.checkpoint_tags import DIGESTS, Tag, Tags
 from sealegs.record.health import ADVICE, HEALTH, Health, HealthFile, health_of, refuse_restart
 from sealegs.vocabulary import Event
 
@@ -127,6 +127,21 @@ def test_the_file_is_as_the_last_event_left_it_and_a_restart_obeys_it(tmp_path: 
     refuse_restart(tmp_path)
     (tmp_path / HEALTH).write_text("{ torn")
     refuse_restart(tmp_path)
+
+
+def test_an_incident_that_is_over_casts_no_doubt_on_what_is_saved_later(tmp_path: Path) -> None:
+    """An incident has a kind of its own, beside that of the event which says that it is over."""
+    for step in (0, 200, 400):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(step) / DIGESTS).write_text("{}")
+        Tags(tmp_path / "checkpoints").give(step, "healthy", "")
+    written = HealthFile(tmp_path)
+    for event in (begun(), alarm(205), closed(251, 201)):
+        kind, step, time = (event.pop(name) for name in ("kind", "step", "time"))
+        of_incident = {"kind": "spike"} if kind == "incident-closed" else {}
+        written.event(Event(kind=kind, step=step, time=time, detail=event | of_incident))
+    told = json.loads((tmp_path / HEALTH).read_text())
+    assert (told["verdict"], told["newest_healthy"]["step"]) == ("healthy", 400)
 
 
 def test_a_folder_that_is_not_the_run_s_any_more_is_left_alone(tmp_path: Path) -> None:

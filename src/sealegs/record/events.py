@@ -130,11 +130,9 @@ def _sound(kind: str, values: Mapping[str, Any]) -> Detail:
 
 
 def plain_events(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Events as the lines of their file."""
-    return [
-        Detail(event.kind, {"kind": event.kind, "step": event.step, "time": event.time, **event.detail})
-        for event in events
-    ]
+    """Events as the lines of their file: no detail takes the place of kind, step or time."""
+    heads = ((event, {"kind": event.kind, "step": event.step, "time": event.time}) for event in events)
+    return [Detail(event.kind, {**head, **event.detail, **head}) for event, head in heads]
 
 
 def _changes(kind: str, value: Any) -> Any:

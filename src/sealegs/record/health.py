@@ -199,7 +199,9 @@ def health_of(
     """
     guarded: Mapping[str, Any] = next((event for event in reversed(events) if event["kind"] == "guard"), {})
     stretches = stretches_of(events)
-    open_now = next((one for one in reversed(stretches) if one.end is None or (last or 0) < one.end), None)
+    open_now = next(
+        (one for one in reversed(stretches) if one.end is None or (last is not None and last < one.end)), None
+    )
     healthy = _newest_healthy(tags, stretches, last, has_playbook=guarded.get("playbook") is not None)
     newest = max(tags, default=None)
     fault = _at_fault(events, guarded, pardoned)
