@@ -141,12 +141,12 @@ def make_model_and_data(place: Path) -> None:
     ("start", "words"),
     [
         ((str(BIN / "torchrun"), "--nproc-per-node", "2"), ("--playbook", "standard")),
-        ((sys.executable,), ()),  # below `accelerate launch` is the program of TRL
+        ((str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1"), ()),
     ],
-    ids=["torchrun", "alone"],
+    ids=["torchrun", "accelerate launch"],
 )
 def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
-    is_alone = start == (sys.executable,)
+    is_alone = not words
     command: list[str | Path] = [*start, HERE / "launched_loop.py", *(["fail"] if is_alone else [])]
     printed, told = launched(tmp_path, "--run", "r", *words, command=command, code=int(is_alone))
     found = ends(printed)
