@@ -144,11 +144,11 @@ class UpdateDecision:
             worst = seen.gradients.worst() if seen.worst is None else seen.worst
             blocks = ((partial(_worst_tensor, seen.gradients.names), worst), *blocks)
         late = self._watch.submit(number, known, blocks)
-        return partial(self._apply_on_host, not self._act or late.go, seen, clip, grad_norm)
+        # Before the wait, so that a device has it to do meanwhile: the gradients of a rejected step go away unread.
+        _clip_all(seen, clip, grad_norm)
+        return partial(self._apply_on_host, not self._act or late.go)
 
-    def _apply_on_host(self, go: bool, seen: StepSignals, clip: float | None, grad_norm: Tensor) -> None:
-        if go:
-            _clip_all(seen, clip, grad_norm)
+    def _apply_on_host(self, go: bool) -> None:
         if self._act:
             self._update.apply(go)
         else:
