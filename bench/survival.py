@@ -33,6 +33,7 @@ from bench.rescue.rules import PLAIN, RULES, SEALEGS
 
 SEEDS = (501, 502, 503)
 ALL_RULES = (*RULES, SEALEGS)
+ALL_PLACEBOS = (*PLACEBOS, *MOVED)
 NEVER_ACT = ("nothing", PLAIN, "PyTorch NaN skip", "PaLM restart and skip")
 """Where everything is finite, and a person sees that it is healthy; PLAIN is run all the same, to compare with."""
 
@@ -45,14 +46,16 @@ class Cell(NamedTuple):
     rule: str
 
 
-def cells_of(seeds: Sequence[int], rules: Sequence[str], words: Sequence[str] = ("",)) -> Iterator[Cell]:
+def cells_of(
+    seeds: Sequence[int], rules: Sequence[str], words: Sequence[str] = ("",), placebos: int = len(ALL_PLACEBOS)
+) -> Iterator[Cell]:
     """What is to be run, of the cases that have one of the words in their names: seed by seed, first what all are
     compared with, then rule by rule, so that a table that time has cut short has whole rows."""
     faults, controls = (
         [case for case in each if any(word in case.name for word in words)] for each in (FAULTS, CONTROLS)
     )
     for seed in seeds:
-        yield from (Cell(seed, case.name, PLAIN) for case in (CLEAN, *PLACEBOS, *MOVED))
+        yield from (Cell(seed, case.name, PLAIN) for case in (CLEAN, *ALL_PLACEBOS[:placebos]))
         yield from (Cell(seed, case.name, PLAIN) for case in controls if not case.is_announced)
         for rule in rules:
             yield from (Cell(seed, case.name, rule) for case in faults)
@@ -147,6 +150,7 @@ def arguments() -> argparse.Namespace:
     words.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     words.add_argument("--rules", nargs="+", default=list(ALL_RULES), choices=ALL_RULES)
     words.add_argument("--cases", nargs="+", default=[""], help="words in the names of faults and controls")
+    words.add_argument("--placebos", type=int, default=len(ALL_PLACEBOS), help="healthy runs a seed that make the unit")
     words.add_argument("--jobs", type=int, default=2)
     words.add_argument("--limit-seconds", type=float, default=1e9, help="after which no cell is begun")
     words.add_argument("--keep", type=Path, help="where finished cells are, and are looked for")
@@ -165,7 +169,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         keep = chosen.keep or Path(scratch)
         keep.mkdir(parents=True, exist_ok=True)
-        cells = list(cells_of(chosen.seeds, chosen.rules, chosen.cases))
+        cells = list(cells_of(chosen.seeds, chosen.rules, chosen.cases, chosen.placebos))
         place = chosen.scratch or keep / "beginnings"
         results = all_done(plan, cells, keep, place, chosen.jobs, chosen.limit_seconds)
     about: dict[str, Any] = {
