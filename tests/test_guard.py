@@ -603,6 +603,7 @@ def test_signals_of_a_sampled_step(tmp_path: Path) -> None:
     )
     counts = [int(count) for count in run.column("token_loss_histogram")[55].split()]
     assert (counts[0], counts[31], counts[32], sum(counts)) == (2, 1, 1, 4)
+    assert run.column("grads_finite").tolist() == [1.0] * 55 + [0.0] + [1.0] * 45
     groups = (run.column("grad_norm/0")[10] ** 2 + run.column("grad_norm/2")[10] ** 2) ** 0.5
     assert groups == pytest.approx(run.column("grad_norm")[10])
 

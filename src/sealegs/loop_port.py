@@ -7,6 +7,7 @@
     finish_step()     recovery, checkpoints, a halt; the weights and the place in the data may go back
 """
 
+import math
 import socket
 import sys
 import time
@@ -789,6 +790,8 @@ class LoopPort(Observer):
         when something is wrong."""
         if "loss" not in row:
             return row
+        if "culprit" in row:  # the norm is ours, and not finite only where a gradient is not
+            row = {**row, "grads_finite": float(math.isfinite(float(row["grad_norm"])))}
         step = int(row["step"])
         is_wrong = verdict.word != "GO"
         is_detailed = is_wrong or "param_norm" in row or self._meter.is_near_incident(step)

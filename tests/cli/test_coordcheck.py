@@ -53,6 +53,9 @@ def another_depth(width):
 def few(width):
     made = standard(width)
     return sealegs.Subject(model=made.model, optimizers=made.optimizers, loss=made.loss, batches=batches()[:3])
+
+def fails(width):
+    raise ValueError(f"{width} is no width")
 """
 
 
@@ -117,6 +120,7 @@ def test_a_model_of_ones_own_is_checked_and_drawn(
         (("nowhere.toml",), "nowhere.toml: cannot be read"),
         (("--build", "{own}:standard"), "--widths: say which"),
         (("--build", "{own}:standard", "--widths", "64", "32"), "--widths 64 32: two or more, rising"),
+        (("--build", "{own}:fails", "--widths", "32", "64"), "fails: it fails at line 46 (ValueError: 32 is no width)"),
         (("--build", "{own}:few", "--widths", "32", "64"), "3 batches, and --steps 10 needs one more"),
         (
             ("--build", "{own}:another_depth", "--widths", "32", "64"),

@@ -108,6 +108,22 @@ def test_what_training_arguments_say_is_read() -> None:
     assert arguments(**floor)["final_lr_share"] == pytest.approx(0.1)
 
 
+def test_an_argument_that_means_the_reverse_is_advised_the_reverse(tmp_path: Path) -> None:
+    bad = {"learning_rate": 1e-3, "save_only_model": True, "ignore_data_skip": True}
+    read_of = of_json(json.dumps(bad).encode(), "args")
+    found = {each.code: (each.knob, each.value) for each in check(read_of.plan, "args", RULES, read_of.names).findings}
+    assert found["OPS3"] == ("save_only_model", "false")
+    assert found["OPS4"] == ("ignore_data_skip", "false")
+
+
+def test_under_mup_a_models_spread_is_that_of_its_base_width() -> None:
+    config = b'{"model_type": "llama", "hidden_size": 1024, "initializer_range": 0.02, "mup_base_width": 64}'
+    table = check(of_json(config, "x").plan, "x", RULES).mup
+    assert table is not None
+    spreads = {row.tensors: row.init_std for row in table.rows}
+    assert spreads == pytest.approx({"embedding": 0.02, "hidden matrices": 0.005, "head": 0.02})
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -1,6 +1,8 @@
 """Trouble after a treatment, in small loops with a real guard: is it the same, has it helped, how far back to go?"""
 
 import math
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,37 @@ def test_what_comes_back_before_the_run_has_recovered_is_the_same(tmp_path: Path
         train(guard, model, 230, once(210, 211, 212))
         train(guard, model, 300, once(235, 236, 237))
     assert rungs(tmp_path / "a") == ["3", "4"]
+
+
+def one_ahead(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """A loop that reads a batch before it has trained on the last one: nothing can be tried in between."""
+    yield from (earlier for earlier, _ in pairwise(batches))
+
+
+@pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # once it has gone back
+def test_a_loss_that_comes_down_for_500_steps_and_is_still_above_the_beginning_is_not_waited_for_again(
+    tmp_path: Path,
+) -> None:
+    """Nobody looks after that: the run would stay there to its end. And what the rollback has brought back has not
+    come back by itself, so that no later rise is excused by it."""
+    model, optimizer = small()
+    steps = 0
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=50) as guard:
+        for batch in one_ahead(guard.batches(data(1400))):
+            steps += 1
+            worse = 300 * 0.9992 ** (steps - 400) if steps > 400 and guard.number >= steps - 1 else 1.0
+            loss = loss_of(model, batch) * worse
+            loss.backward()
+            guard.step(loss)
+            if steps == 1150:
+                break
+        assert guard.loop.recovery is not None
+        assert guard.loop.recovery._tracker.evidence.wander[0] < math.log(10), "it rose 300-fold"
+    looked = [each["text"].rpartition(", ")[2] for each in events(tmp_path / "a", "incident-look")]
+    assert looked == ["is coming down: waited"] * 2
+    (back,) = events(tmp_path / "a", "intervention")
+    assert back["to_step"] <= 400 < 880 < back["step"]
+    assert "comes down too slowly: it is above that of the run's beginning" in str(back)
 
 
 @pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # once it has gone back

@@ -14,7 +14,7 @@ import sealegs
 from sealegs import Guard, Playbook
 from sealegs.guard_options import Telemetry
 from sealegs.recovery.actions import Action, LowerLR, Rollback, Tighten, TightenByEvidence, UseBf16
-from sealegs.recovery.margin_evidence import Margin, MarginEvidence, Means
+from sealegs.recovery.margin_evidence import YOUNG, Margin, MarginEvidence, Means
 from sealegs.recovery.playbook import Rung
 from sealegs.recovery.recurrence import Trigger
 from sealegs.signals.groups import embedding_tables
@@ -23,12 +23,14 @@ from sealegs.vocabulary import Row, Verdict
 BY_EVIDENCE = (Rollback(), TightenByEvidence())
 
 
-def seen(steps: int = 200, of_step: Callable[[int], dict[str, Any]] = lambda step: {}) -> MarginEvidence:
+def seen(
+    steps: int = 200, of_step: Callable[[int], dict[str, Any]] = lambda step: {}, first: int = YOUNG
+) -> MarginEvidence:
     evidence = MarginEvidence()
     noise = np.random.default_rng(0).lognormal(0, 0.1, steps)
     for step in range(steps):
-        row: Row = {"step": step, "loss": 2.0, "grad_norm": float(noise[step]), **of_step(step)}
-        evidence.observe(row, Verdict(step=step))
+        row: Row = {"step": first + step, "loss": 2.0, "grad_norm": float(noise[step]), **of_step(step)}
+        evidence.observe(row, Verdict(step=first + step))
     return evidence
 
 
@@ -96,6 +98,11 @@ def test_weight_decay_follows_weights_that_grow_or_shrink_steadily(factor: float
         found, margins = led(evidence, has_decay=False)
         assert found == (Rollback(),)
         assert margins["weight_decay"].value is None
+
+
+def test_weights_that_grow_from_where_they_were_initialised_are_not_decayed() -> None:
+    norms = {step: {"param_norm/head": 9.0 * 2.1 ** (step / 199)} for step in range(0, 200, 10)}
+    assert led(seen(of_step=lambda step: norms.get(step, {}), first=0)) == ((Rollback(),), {})
 
 
 def test_weights_that_leap_are_damaged_and_not_decayed() -> None:

@@ -41,7 +41,7 @@ def traps(draw: random.Random, words: list[str]) -> list[str]:
     return [
         " ".join(span * 31) + " end.",  # one short of 32
         " ".join(f"{word} {number}" for number, word in enumerate(draw.choices(words[:3], k=200))),
-        "x" * 999 + " " + sentence(draw, words),
+        "xy" * 499 + "x" + " " + sentence(draw, words),
         "Ruler\n" + "-" * 400 + "\n" + sentence(draw, words) * 5,
         "Titles: «CAFÉ» and “BEYONCÉ\u2019S”, «NÃO», À…, 30 °C, £5, ½, naïve, Ærø, señor.",
         "日本語の文章には空白がありません。" * 3 + "".join(chr(0x4E00 + draw.randrange(5000)) for _ in range(1500)),

@@ -21,6 +21,7 @@ def kinds(counts: Counts) -> list[tuple[int, str]]:
     [
         ("go " * 32, "repeats", "1 word, 32 times on end"),
         ("one, two; " * 50, "repeats", "4 words, 50 times on end"),
+        ("a " + "x" * 256 + " " + "y" * 255, "repeats", "1 character, 256 times on end"),
         ("a " + "x" * 1000, "unbroken", "1,000 characters without a space"),
         ("<>" * 100, "symbols", "0% letters and digits"),
         ("word " * 31 + "word2 " * 970, "over-long", "1,001 words"),
@@ -41,7 +42,16 @@ def test_each_kind_is_found_alone_and_with_its_numbers(document: str | bytes, ki
 
 @pytest.mark.parametrize(
     "document",
-    ["go " * 31, "x" * 999, "<>" * 99, "<>" * 100 + "a" * 67, "word1 word2 " * 15, "tab\tand\fpage\r\n", "日本" * 900],
+    [
+        "go " * 31,
+        "x" * 255,
+        "xy" * 499 + "x",
+        "<>" * 99,
+        "<>" * 100 + "a" * 67,
+        "word1 word2 " * 15,
+        "tab\tand\fpage\r\n",
+        "日本" * 900,
+    ],
 )
 def test_just_below_the_limit_is_nothing(document: str) -> None:
     assert kinds(look("Before it.", document, "After it.")) == []
@@ -49,7 +59,7 @@ def test_just_below_the_limit_is_nothing(document: str) -> None:
 
 def test_documents_without_anything_between_them_stay_apart() -> None:
     """Neither words, nor repeats, nor runs without a space go from one to the next."""
-    counts = look("go " * 20 + "go", "go " * 20, "x" * 600, "x" * 600)
+    counts = look("go " * 20 + "go", "go " * 20, "xy" * 300, "xy" * 300)
     assert kinds(counts) == []
     assert counts.sources["a"].tokens == 21 + 20 + 2
 

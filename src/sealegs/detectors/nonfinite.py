@@ -82,12 +82,13 @@ def _right_before(state: State) -> int:
 
 def broken(now: Row) -> str | None:
     """The gravest signal of a row that is not finite, or whose flag says that something is not."""
-    for signal in ("params_finite", "grads_finite"):
-        if signal in now and float(now[signal]) != 1.0:  # NaN too
-            return signal
+    if "params_finite" in now and float(now["params_finite"]) != 1.0:  # NaN too
+        return "params_finite"
     for signal in ("loss", "grad_norm"):
         if signal in now and not math.isfinite(float(now[signal])):
             return signal
+    if "grads_finite" in now and float(now["grads_finite"]) != 1.0:
+        return "grads_finite"
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from sealegs.diagnosis.settings import Known, known_of, precision
 from sealegs.errors import ConfigError
 from sealegs.preflight_check.plan import Plan, merged, plan_from
+from sealegs.preflight_check.rule import NOT
 from sealegs.record.manifest import Manifest, dotted
 from sealegs.record.reading import parse_json
 from sealegs.record.typed import fits
@@ -179,6 +180,7 @@ def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
     for negated in ("keeps_data_position", "saves_optimizer"):
         if negated in known:
             known[negated] = not known[negated]
+            names[negated] = NOT + names[negated]
     optim = str(values.get("optim", ""))
     if optim.startswith("adamw"):
         known |= {"optimizer": "adamw", "decoupled": True, "decays_vectors": False}
@@ -326,6 +328,9 @@ def of_model_config(values: Mapping[str, Any], where: str) -> Read:
         if isinstance(inside.get(name), bool):
             known["qk_norm"] = inside[name]
             names["qk_norm"] = name
+    width, base, std = (known.get(name) for name in ("width", "mup_base_width", "init_std"))
+    if width and base and isinstance(std, float):  # the number is that of the base width
+        known["init_std"] = std * math.sqrt(base / width)
     known |= _model_parameters(inside, known)
     known |= _quantised(values.get("quantization_config"))
     return Read(plan_from(known, where), names)

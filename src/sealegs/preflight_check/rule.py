@@ -29,6 +29,8 @@ class RuleFinding(NamedTuple):
 
 Function: TypeAlias = Callable[..., RuleFinding | None]
 PARTS = ("why", "set", "sure", "see")
+NOT = "not "
+"""Before a source's name of a field: there it is true where ours is false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,9 @@ def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] |
 
 def _advice(rule: Rule, found: RuleFinding, names: Mapping[str, str]) -> Advice:
     knob = names.get(found.knob) or (f"{HOMES[found.knob]}.{found.knob}" if found.knob in HOMES else found.knob)
+    value = found.value
+    if knob.startswith(NOT):
+        knob, value = knob.removeprefix(NOT), {"true": "false", "false": "true"}[value]
     return Advice(
         code=rule.code,
         grade=found.grade,
@@ -137,7 +142,7 @@ def _advice(rule: Rule, found: RuleFinding, names: Mapping[str, str]) -> Advice:
         found=found.found,
         why=rule.parts["why"],
         knob=knob,
-        value=found.value,
+        value=value,
         sure=rule.parts["sure"],
         reference=rule.parts["see"],
         margin=bool(rule.margin),

@@ -44,6 +44,7 @@ SIGNALS = {
     "loss": "mean loss over the target tokens of the batch, before the update",
     "eval_loss": "mean loss over the held-out batches, same weights as `loss` of that step",
     "grad_norm": "L2 norm of all gradients, before clipping",
+    "grads_finite": "1 where every gradient is finite; absent where the norm was given",
     "clip_norm": "L2 norm that gradients are clipped to; absent where nobody clips, or says at which",
     "normalised": "1 where the optimizer divides gradients by their running size, as Adam does; absent elsewhere",
     "lr": "learning rate of the update",

@@ -202,6 +202,13 @@ class AnomalyEvidence:
         """Whether a probe is due because of a lasting alarm, of a loss that rose again, or of a stretch that has
         passed."""
 
+    def begin_anew(self) -> None:
+        """Start over after an intervention: a loss that it brings back has not come back by itself."""
+        self.forget()
+        self._of_losses, self._of_norms, self._of_data = (
+            each.anew() for each in (self._of_losses, self._of_norms, self._of_data)
+        )
+
     @property
     def wants_probe(self) -> bool:
         """Whether it is time for a probe: have the data changed, or the weights?"""
@@ -329,6 +336,11 @@ class AnomalyEvidence:
         if self._grown_at is None or self._grown_at < since or len(self._first) < FIRST:
             return False
         return median(self._losses(LATELY)) - median(self._first) > FAR_BEYOND
+
+    @property
+    def has_lost_everything(self) -> bool:
+        """Whether the loss is above that of the run's beginning: of what was learned nothing is left."""
+        return len(self._first) == FIRST and median(self._losses(LATELY)) - median(self._first) > LEAP
 
     def loss_is_back(self) -> None:
         """Drop the doubt about the weights: the incident is over."""
@@ -538,7 +550,7 @@ class AnomalyEvidence:
         self._high_in_a_row = self._high_in_a_row + 1 if math.inf > loss > self._high_limit else 0
 
     def _follow_wander(self, seen: JudgedRow) -> None:
-        """Follow a row that leaves the window; rows that a rollback undid never get so old."""
+        """Follow a row that leaves the window."""
         self._of_data = self._of_data.after(seen.loss)
         if seen.is_explained:
             self._of_losses, self._of_norms = self._of_losses.anew(), self._of_norms.anew()

@@ -166,7 +166,7 @@ class IncidentTracker:
 
     def begin_anew(self) -> None:
         """Start over after an intervention: later rows are judged for themselves."""
-        self.evidence.forget()
+        self.evidence.begin_anew()
         self.margins.forget()
         self.is_back = True
         self._begin_counting()
@@ -219,19 +219,31 @@ class IncidentTracker:
             self.is_back = incident.recovery_loss is not None
             if self.is_back:
                 self.evidence.loss_is_back()
-        elif news.is_decaying:
+        elif news.is_decaying and not self._is_waiting_in_vain:
             course = self._incidents.course
             limit = "" if course.limit is None else f", is to come below {course.limit:.4g}"
             rows, mean = self._incidents.rows - course.onset_row + 1, course.mean
             text = f"step {step}  incident {incident.number} after {rows} steps: loss {mean:.4g}{limit}, is coming down"
             self._watch.note("incident-look", step=step, number=incident.number, text=f"{text}: waited")
         else:
-            text = f"{incident}; the loss is not coming down"
+            how = (
+                "comes down too slowly: it is above that of the run's beginning"
+                if news.is_decaying
+                else "is not coming down"
+            )
+            text = f"{incident}; the loss {how}"
             if not (excuse := self._excuse(incident)):
                 batch = self._first_batch
                 return Anomaly(trigger=Trigger.NOT_RECOVERING, onset=incident.start, batch=batch, text=text)
             self._watch.note("weights-excused", step=step, reason=f"{text}, but {excuse}")
         return None
+
+    @property
+    def _is_waiting_in_vain(self) -> bool:
+        """Whether this was the last look, and the loss is still above that of the run's beginning. To learn all of it
+        again takes longer than to go back."""
+        followed = self._incidents.rows - self._incidents.course.followed_from
+        return followed >= self._playbook.looks[-1] and self.evidence.has_lost_everything
 
     def _excuse(self, incident: Incident) -> str:
         """Why the weights are not the reason that a loss does not come down; empty where they may be, so that a

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import median, quantiles
 
+from sealegs.detectors.proportion import Proportion
 from sealegs.judge import is_surprise
 from sealegs.recovery.actions import Action, ClipQK, LowerLR, Tighten, TightenByEvidence, UseBf16
 from sealegs.vocabulary import Row, Verdict
@@ -27,6 +28,8 @@ CHANGED = 2.0
 """The factor by which the norm of weights must have changed, and by which weight decay is changed then."""
 SAMPLES = 5
 """Norms of weights from which a change can be told from a leap: no two neighbours may make up half of it."""
+YOUNG = Proportion().young
+"""Steps of a run in which norms of weights say nothing: those of every model grow from where they are initialised."""
 BLOCKS, RISING, CLIMBED = 8, 0.8, 1.5
 """The gradient norm climbs where the medians of so many blocks rise, in all but a tenth of their pairs, and the last is
 so many times the first."""
@@ -182,7 +185,9 @@ class MarginEvidence:
         return Margin("clip_value", limit, f"the gradient of {found} was infinite")
 
     def _decay(self) -> Margin | None:
-        """Weight decay, where the weights of a group have steadily grown or shrunk."""
+        """Weight decay, where the weights of a group have steadily grown or shrunk. All of a young model's grow."""
+        if not self._rows or int(self._rows[-1]["step"]) < YOUNG:
+            return None
         for name in sorted({name for row in self._rows for name in row if name.startswith("param_norm/")}):
             norms = [float(row[name]) for row in self._rows if name in row]
             if len(norms) < SAMPLES or not all(0 < norm < math.inf for norm in norms):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, SealegsError
 from sealegs.signals.attention import HeadLogits
 from sealegs.signals.norms import GradientReader
 from sealegs.state.checkpoints import StoredState
@@ -201,7 +202,14 @@ def load_builder(place: str) -> Callable[..., Subject]:
         raise ConfigError(f"--build {place}: {path} fails ({type(error).__name__}: {error})") from error
 
     def build(*arguments: Any) -> Subject:
-        made = function(*arguments)
+        try:
+            made = function(*arguments)
+        except SealegsError:
+            raise
+        except Exception as error:
+            line = next((f.lineno for f in reversed(extract_tb(error.__traceback__)) if f.filename == str(path)), None)
+            at = f" at line {line}" if line else ""
+            raise ConfigError(f"--build {place}: it fails{at} ({type(error).__name__}: {error})") from error
         if not isinstance(made, Subject):
             raise ConfigError(f"--build {place}: it gives a {type(made).__name__}; let it give a sealegs.Subject")
         return made

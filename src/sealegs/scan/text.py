@@ -19,6 +19,8 @@ from sealegs.scan.words import Words, keys, words
 
 LONGEST_WORD = 1000
 """ASCII characters without a space: a longer run is a table, a key or a picture, not text."""
+ONE_CHARACTER = 256
+"""One letter or digit so often on end, shorter than that: 32 tokens or so, where a tokenizer joins eight."""
 LEAST_LETTERS = 0.25
 """Smallest share of letters and digits among the characters that are not spaces: with fewer it is a drawing."""
 LEAST_MARKS = 200
@@ -45,12 +47,13 @@ def look_at_text(text: TextDocuments, part: int, *, longest: int, encode: Encode
         tokens, firsts = keys(text.data, found), found.firsts[:-1]
         counted, places = _characters(text, part)
         again = [each for each in repeats(tokens, firsts) if _is_so(text.data, found, each)]
+        of_one = list(_one_character(text, found))
     else:
         tokens, firsts = encode(
             [_document(text, number).decode(errors="replace") for number in range(len(text.starts))]
         )
         counted, places = count_ids(tokens, firsts, document_key(part, text.numbers))
-        again = list(repeats(tokens, firsts))
+        again, of_one = list(repeats(tokens, firsts)), []
     lengths = np.diff(firsts, append=len(tokens))
     is_empty = np.diff(found.firsts) == 0
     findings = [
@@ -60,6 +63,7 @@ def look_at_text(text: TextDocuments, part: int, *, longest: int, encode: Encode
             (int(n), "over-long", "defer", f"{lengths[n]:,} {unit}s", excerpt(_document(text, n)))
             for n in np.flatnonzero(lengths > longest)
         ),
+        *of_one,
         *_unbroken(text, found),
         *_symbols(text, found),
         *_misread(text, found),
@@ -186,6 +190,21 @@ def repeated(each: Repeat, about: str, unit: str, length: int) -> Found:
 def _action(bad: int, of: int, limit: float) -> Action:
     """The action: defer if the rest of a document is worth reading, otherwise drop."""
     return "drop" if bad >= limit * of else "defer"
+
+
+def _one_character(text: TextDocuments, found: Words) -> Iterator[Found]:
+    """Findings of words that are one character again and again, the longest of each document: to who compares words it
+    is one word."""
+    sizes = found.ends - found.starts
+    longest: dict[int, tuple[int, int]] = {}
+    for place in np.flatnonzero((sizes >= ONE_CHARACTER) & (sizes < LONGEST_WORD)):
+        start, size = int(found.starts[place]), int(sizes[place])
+        if len(set(text.data[start : start + size])) == 1:
+            document = int(_holding(text.starts, np.array(start)))
+            longest[document] = max(longest.get(document, (0, 0)), (size, start))
+    for document, (size, start) in longest.items():
+        action = _action(size, len(_document(text, document)), DEGENERATE)
+        yield document, "repeats", action, f"1 character, {size:,} times on end", _about(text, start)
 
 
 def _unbroken(text: TextDocuments, found: Words) -> Iterator[Found]:

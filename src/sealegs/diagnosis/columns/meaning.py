@@ -116,7 +116,14 @@ def nature_of(name: str) -> Nature:
     ('level', 'weights', 'clock', 'unknown')
     """
     family = name.partition("/")[0]
-    if name in _ELSEWHERE or family in ("batch_index", "batch_hash", "params_finite", "announced", "clip_norm"):
+    if name in _ELSEWHERE or family in (
+        "batch_index",
+        "batch_hash",
+        "params_finite",
+        "grads_finite",
+        "announced",
+        "clip_norm",
+    ):
         return "judged elsewhere"
     words = words_of(name)
     text, known = "_".join(words), set(words)
