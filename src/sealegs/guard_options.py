@@ -15,7 +15,7 @@ from sealegs.data.position import Batches
 from sealegs.errors import ConfigError
 from sealegs.judge import CALIBRATED, Detection
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
-from sealegs.recovery.actions import LOGIT, ClipQK, is_number, is_whole, refuse_unless
+from sealegs.recovery.actions import LOGIT, ClipQK, Rollback, is_number, is_whole, refuse_unless
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
@@ -229,6 +229,14 @@ class GuardOptions:
         return self.playbook is not None and bool(self.playbook.rungs)
 
     @property
+    def reach(self) -> int:
+        """The largest number of steps that an action of the playbook asks to go back, at least."""
+        rungs = () if self.playbook is None else self.playbook.rungs
+        return max(
+            (action.back for rung in rungs for action in rung.actions if isinstance(action, Rollback)), default=0
+        )
+
+    @property
     def watches_heads(self) -> bool:
         """Whether attention logits of heads are looked at: where they are limited, or may come to be."""
         rungs = () if self.playbook is None else self.playbook.rungs
@@ -284,6 +292,7 @@ class GuardOptions:
             watch.folder / CHECKPOINTS,
             keep=self.checkpointing.keep,
             keep_first=self.has_rungs,
+            reach=self.reach,
             lost=watch.lost_folder,
             timeout_s=self.telemetry.timeout_s,
         )

@@ -1,7 +1,7 @@
 """Trouble after a treatment, in small loops with a real guard: is it the same, has it helped, how far back to go?"""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,25 +110,31 @@ def one_ahead(batches: Iterable[Tensor]) -> Iterator[Tensor]:
     yield from (earlier for earlier, _ in pairwise(batches))
 
 
+def damaged(run: Path, worse: Callable[[int], float], until: int) -> Guard:
+    """A run whose losses are multiplied from step 400 on, until it goes back."""
+    model, optimizer = small()
+    steps = 0
+    with Guard(model, optimizer, run=run, **STANDARD, checkpoint_every=50) as guard:
+        for batch in one_ahead(guard.batches(data(1400))):
+            steps += 1
+            has_gone_back = guard.number < steps - 1
+            loss = loss_of(model, batch) * (worse(steps - 400) if steps > 400 and not has_gone_back else 1.0)
+            loss.backward()
+            guard.step(loss)
+            if steps == until:
+                break
+    return guard
+
+
 @pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # once it has gone back
 def test_a_loss_that_comes_down_for_500_steps_and_is_still_above_the_beginning_is_not_waited_for_again(
     tmp_path: Path,
 ) -> None:
     """Nobody looks after that: the run would stay there to its end. And what the rollback has brought back has not
     come back by itself, so that no later rise is excused by it."""
-    model, optimizer = small()
-    steps = 0
-    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=50) as guard:
-        for batch in one_ahead(guard.batches(data(1400))):
-            steps += 1
-            worse = 300 * 0.9992 ** (steps - 400) if steps > 400 and guard.number >= steps - 1 else 1.0
-            loss = loss_of(model, batch) * worse
-            loss.backward()
-            guard.step(loss)
-            if steps == 1150:
-                break
-        assert guard.loop.recovery is not None
-        assert guard.loop.recovery._tracker.evidence.wander[0] < math.log(10), "it rose 300-fold"
+    guard = damaged(tmp_path / "a", lambda since: 300 * 0.9992**since, 1150)
+    assert guard.loop.recovery is not None
+    assert guard.loop.recovery._tracker.evidence.wander[0] < math.log(10), "it rose 300-fold"
     looked = [each["text"].rpartition(", ")[2] for each in events(tmp_path / "a", "incident-look")]
     assert looked == ["is coming down: waited"] * 2
     (back,) = events(tmp_path / "a", "intervention")

@@ -298,11 +298,23 @@ def test_what_the_loss_has_come_back_from_by_itself_is_no_damage() -> None:
     of_loss, of_norm = evidence.wander
     assert 1.5 * math.log(2) < of_loss <= 2 * math.log(2)
     assert 1.5 * math.log(3) < of_norm <= 2 * math.log(3)
+    evidence.new_incident()
     for step in range(400, 408):
         seen(evidence, step, loss=6.0)
     assert not evidence.has_risen(2.0)
     for step in range(408, 416):
         seen(evidence, step, loss=9.0)
+    assert evidence.has_risen(2.0)
+
+
+def test_the_way_down_of_an_incident_does_not_excuse_where_it_stays() -> None:
+    evidence = watching()
+    for step in range(200):
+        seen(evidence, step, loss=2.0)
+    evidence.new_incident()
+    for step in range(200, 600):
+        seen(evidence, step, loss=9.0 if step < 250 else 3.0)
+    assert evidence.wander[0] > math.log(3 / 2), "as far as it went up, and came down by half"
     assert evidence.has_risen(2.0)
 
 
@@ -318,9 +330,9 @@ def test_what_was_gone_back_from_was_not_come_back_from() -> None:
     for step in range(3):
         for _ in range(WINDOW):
             seen(evidence, step)
-        for _ in range(20):
+        for _ in range(20 if step else 2 * WINDOW):  # the window of the recent steps may be past its beginning
             seen(evidence, step, loss=9.0)
-        evidence.forget()
+        evidence.begin_anew()
     assert evidence.wander == (0.0, 0.0)
 
 

@@ -127,6 +127,22 @@ def test_one_stays_that_is_no_newer_than_the_states_in_memory(tmp_path: Path) ->
     assert checkpoints.steps() == [40, 50, 60]
 
 
+def test_one_stays_that_is_as_old_as_a_run_may_have_to_go_back_and_one_that_will_be(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_first=True, reach=1000)
+    checkpoints.save(0, state(1.0))
+    for step in range(200, 4001, 200):
+        checkpoints.save(step, state(1.0))
+        kept = checkpoints.steps()
+        checkpoints.tag(step, "healthy")
+        assert len(kept) <= 5
+        assert kept[-2:] == [step - 200, step]
+        if step > 1200:
+            assert any(1000 <= step - 200 - old < 2000 for old in kept), f"at {step} there are {kept}"
+    for step in (4200, 4400, 4600, 4800, 5000, 5200):  # an incident that lasts: none of these is proven
+        checkpoints.save(step, state(1.0))
+    assert any(old <= 3000 for old in checkpoints.steps()[1:]), "it is counted from the last that is healthy"
+
+
 def test_a_removal_that_is_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, state(1.0))

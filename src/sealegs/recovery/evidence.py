@@ -147,6 +147,8 @@ class AnomalyEvidence:
         """How far loss and gradient norm rise and come back by themselves."""
         self._of_data = Excursions()
         """How far the loss rises and comes back with the data."""
+        self._reach = 0.0
+        """How far it might rise by itself when the last incident began."""
         self._announced: int | None = None
         """The step of the last announced change."""
         self._grown_at: int | None = None
@@ -270,8 +272,9 @@ class AnomalyEvidence:
         return len(self._first) == FIRST and usual > 0 and math.log(usual) - median(self._first) > GROWN
 
     def has_risen(self, usual: float) -> bool:
-        """Whether the current loss is further above ``usual`` than any rise that came back by itself."""
-        return not median(self._losses(LATELY)) - math.log(usual) <= self._of_losses.reach if usual > 0 else True
+        """Whether the current loss is further above ``usual`` than any rise that came back by itself before the
+        incident: its own way down is not over."""
+        return not median(self._losses(LATELY)) - math.log(usual) <= self._reach if usual > 0 else True
 
     def weigh(self, row: Row, verdict: Verdict) -> Anomaly | None:
         """Take in one judged step."""
@@ -347,7 +350,9 @@ class AnomalyEvidence:
         self._doubt = None
 
     def new_incident(self) -> None:
-        """An incident was opened: forget a probe from long before it."""
+        """An incident was opened: forget a probe from long before it, and remember how far the loss went up until
+        then."""
+        self._reach = self._of_losses.reach
         if self._since_probe > WINDOW:
             self.is_sound = False
 
@@ -362,7 +367,7 @@ class AnomalyEvidence:
         found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}
         wander = [self._of_losses, self._of_norms, self._of_data]
         known = {"first": self._first, "wander": wander, "announced": self._announced, "grown_at": self._grown_at}
-        return found | known | {"is_signed": self.is_signed}
+        return found | known | {"is_signed": self.is_signed, "reach": self._reach}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
@@ -373,6 +378,7 @@ class AnomalyEvidence:
             self._of_losses, self._of_norms, self._of_data = (thaw(Excursions(), wander) for wander in state["wander"])
         self._announced, self.is_signed = state.get("announced"), state.get("is_signed", False)
         self._grown_at = state.get("grown_at")
+        self._reach = state.get("reach", self._of_losses.reach)
 
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
         """Whether a stretch of other data has passed and left the weights worse off; None where none has passed.

@@ -257,7 +257,7 @@ class RestorePoints:
         which = "none but the very beginning is" if steps[0] == 0 and onset >= back else "none is"
         return (
             f"of the healthy states, those of steps {', '.join(map(str, steps[-4:]))}, {which} at least {back} steps "
-            f"before step {onset}; checkpoint_every= keeps more of them"
+            f"before step {onset}; Checkpointing(keep=) keeps more of them"
         )
 
     def go_back(
