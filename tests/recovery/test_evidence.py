@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sealegs.recovery.evidence import (
@@ -685,6 +686,42 @@ def test_noise_after_which_everything_is_learned_anew_has_passed(height: float, 
     evidence, end = other_data(40, height=height)
     asked = [asked_at(evidence, end + after, end + after + 1, height * 0.92**after) for after in range(1, LATELY + 2)]
     assert any(asked) == is_noise
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_harder_task_that_is_learned_from_scratch_has_not_passed(seed: int) -> None:
+    """It is as dear as the run began, of small batches, and gets cheaper little by little."""
+    evidence, end = other_data(8, height=20.0)
+    noise = np.random.default_rng(seed).normal(0, 0.2, 60)
+    for after, apart in enumerate(noise):
+        seen(evidence, end + after, "high" if after < 20 else "go", loss=20.0 * 0.975**after * math.exp(apart))
+        assert evidence.is_left_worse_off(9.0, 0.1) is None
+
+
+@pytest.mark.parametrize(("before", "is_apart"), [(2.0, False), (2.4, False), (2.6, True), (1.5, True)])
+def test_data_have_come_back_where_batches_from_before_cost_what_new_ones_do(before: float, is_apart: bool) -> None:
+    evidence, end = other_data(20)
+    for step in range(end, end + 2 * LATELY):
+        seen(evidence, step)
+    evidence.compare_with_what_passed(before)
+    assert (evidence.is_left_worse_off(9.0, 0.1) is None) == is_apart
+
+
+@pytest.mark.parametrize(("since", "is_damage"), [(4.0, False), (8.0, True)])
+def test_a_few_cheaper_batches_excuse_weights_whose_noise_is_wide(since: float, is_damage: bool) -> None:
+    """One batch is too few, where the loss of a batch may differ tenfold in health."""
+    evidence = watching()
+    for step in range(NEXT):
+        seen(evidence, step, "high" if step >= NEXT - 30 else "go", loss=4.0 if step >= NEXT - 30 else 2.0)
+    assert not evidence.excuse
+    rise = math.log(9.0 / 2.0)
+    evidence.probed("bad", number=NEXT, loss=9.0, rise=rise, least=2.5, is_condemned=True, source=None)
+    excuses, anomaly = "", None
+    for step in range(NEXT, NEXT + HEALING):
+        anomaly = seen(evidence, step, "high", loss=since) or anomaly
+        excuses += evidence.excuse
+    assert ("the next 3 batches have a loss of 4" in excuses) == (not is_damage)
+    assert (anomaly is not None) == is_damage
 
 
 def test_what_was_not_trained_on_has_left_nothing_behind() -> None:

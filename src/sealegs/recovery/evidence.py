@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from statistics import median
+from statistics import median, pstdev
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -70,6 +70,11 @@ LATELY = 8
 AT_ONCE = 0.5
 """Share of its height that a high-loss stretch must lose from eight batches to the next eight to have passed. Data that
 are all but learned lose their little rest by chance."""
+APART = 2.0
+"""Standard deviations of the last losses by which a few batches from before cost what new ones do not: three of the
+standard error of such a difference."""
+SUDDEN = 3.0
+"""Standard deviations of a loss by which it falls at once where noise ends; it is looked for at every step."""
 FEWEST_BATCHES = 8
 """Batches from which a source can be blamed; twice as many are needed before them."""
 SUREST = math.log(1000)
@@ -380,6 +385,16 @@ class AnomalyEvidence:
         self._grown_at = state.get("grown_at")
         self._reach = state.get("reach", self._of_losses.reach)
 
+    def compare_with_what_passed(self, loss: float) -> None:
+        """Whether a stretch of other data has passed after all: batches from before, whose loss is given, must cost
+        what the newest do. Where they do not, a harder task is being learned, and has come to stay."""
+        if not self._passed or not 0 < loss < math.inf:
+            return
+        lately = self._losses(2 * LATELY)
+        apart = abs(median(lately[-LATELY:]) - math.log(loss))
+        if apart > max(LEAP, APART * pstdev(lately)):
+            self._passed = 0
+
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
         """Whether a stretch of other data has passed and left the weights worse off; None where none has passed.
 
@@ -464,6 +479,14 @@ class AnomalyEvidence:
             self.excuse += " by the same weights, which learn other data and forget those from before"
             self._find_sound()
             self._sound_loss = math.exp(doubt.loss - doubt.rise) if is_higher else None
+        elif after == TAUGHT and self._are_forgotten(doubt):
+            few = math.exp(median(self._losses(TAUGHT + 1)))
+            self.excuse = (
+                f"{doubt.anomaly.text}, or so it seemed: the next {TAUGHT + 1} batches have a loss of {few:.4g}"
+            )
+            self.excuse += " by nearly the same weights, which learn other data and forget those from before"
+            self._find_sound()
+            self._sound_loss = None
         elif doubt.rise < LEAP or self._is_growing(doubt) or after + 1 >= HEALING:
             self._doubt, self._is_suspected = None, False
             return doubt.anomaly
@@ -474,6 +497,12 @@ class AnomalyEvidence:
             return None
         self._doubt = None
         return None
+
+    def _are_forgotten(self, doubt: Doubt) -> bool:
+        """Whether the batches since the probe cost far less than those from before, by the noise of the last ones.
+        Where the damage is young the noise holds the leap to it, and nothing is excused."""
+        apart = max(OTHERS, APART * pstdev(self._losses(2 * LATELY)))
+        return median(self._losses(TAUGHT + 1)) <= doubt.loss - apart
 
     def _is_growing(self, doubt: Doubt) -> bool:
         """Whether the loss rises further, or no update is applied that could heal."""
@@ -544,6 +573,15 @@ class AnomalyEvidence:
             last = islice(reversed(self._recent), self._since_probe)
             self._unprobed = sum(seen.is_condemned for seen in last)
 
+    @staticmethod
+    def _fall_after_noise(stretch: Sequence[float]) -> float:
+        """How far the loss must fall from eight batches to the next where noise ends: beyond what it is falling by
+        already, as on a harder task that is being learned, and beyond its own noise."""
+        last = np.array(stretch[-2 * LATELY :])
+        slope, level = np.polyfit(np.arange(len(last)), last, 1)
+        spread = float(np.std(last - level - slope * np.arange(len(last))))
+        return max(LEAP, SUDDEN * spread) - LATELY * min(float(slope), 0.0)
+
     def _compare_with_all_before(self, loss: float) -> None:
         """Count the batch if its loss is high; those already in the row are not part of the comparison."""
         if not 0 < self._high_in_a_row < LATELY:
@@ -585,8 +623,10 @@ class AnomalyEvidence:
         learned = sum(seen.is_learned and loss >= usual + height / 2 for seen, loss in of_stretch)
         # domains that take turns are the run's own, however unlike they are
         is_other = height >= max(LEAP, self._of_data.reach) and learned >= TAUGHT
-        fall = LEAP if self._has_learned_nothing(stretch) else AT_ONCE * height
-        return len(stretch) if is_other and median(since) <= last - fall and max(since) < last else 0
+        is_noise = self._has_learned_nothing(stretch)
+        fall = self._fall_after_noise(stretch) if is_noise else AT_ONCE * height
+        least = min(stretch[-LATELY:]) if is_noise else last
+        return len(stretch) if is_other and median(since) <= last - fall and max(since) < least else 0
 
     def _has_learned_nothing(self, stretch: Sequence[float]) -> bool:
         """Whether the stretch ends as high as the run began and no longer falls: noise, which wipes out what was known.

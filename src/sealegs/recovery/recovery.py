@@ -194,6 +194,7 @@ class Recovery:
         found = self._probe.compared(loss, grad_norm, norms, noise)
         if found is None or not evidence.wants_probe:  # an intervention came in between
             return None
+        evidence.compare_with_what_passed(found.loss)
         excuse = self._excuse(found)
         is_condemned = found.is_condemned and not excuse
         is_condemned = evidence.is_left_worse_off(found.loss, noise.least_rise) or is_condemned
