@@ -31,7 +31,7 @@ def rows(count: int = 64) -> Tensor:
     return ids
 
 
-def llama() -> Any:
+def llama(*, tie_word_embeddings: bool = True) -> Any:
     """A Llama, the same every time."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -44,7 +44,7 @@ def llama() -> Any:
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=16,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tie_word_embeddings,
     )
     return LlamaForCausalLM(config)
 

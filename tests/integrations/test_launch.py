@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.integrations import small
 
 import sealegs
@@ -103,12 +104,16 @@ def test_the_example_of_lora(trainers: tuple[Path, str, str]) -> None:
 
 @pytest.mark.xdist_group("transformers")
 def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A console script, which starts `accelerate launch`, which starts TRL's own program."""
+    """A console script, which starts `accelerate launch`, which starts TRL's own program.
+
+    The base on disk has one embedding so large that its token makes gradients NaN, at a loss like any other.
+    """
     pytest.importorskip("trl", reason="trl is not installed: pip install trl")
-    make_model_and_data(tmp_path)
+    make_model_and_data(tmp_path, rare="z")
     settings = shlex.split("""
         --model_name_or_path model --dataset_name data --max_steps 8 --per_device_train_batch_size 4 --report_to none
-        --packing --max_length 16 --use_cpu --bf16 false --save_strategy no --disable_tqdm true --output_dir
+        --packing --max_length 16 --use_cpu --bf16 false --save_strategy steps --save_steps 1 --save_only_model
+        --disable_tqdm true --output_dir
     """)
     _, told = launched(tmp_path, "--act", "--run", "sft", command=[BIN / "trl", "sft", *settings, "guarded"])
     assert told == f"guarded transformers.Trainer, recorded in {tmp_path / 'experiments' / 'sft'}"
@@ -123,17 +128,43 @@ def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     sft.main(*sft.make_parser().parse_args_and_config([*settings, "bare"]))
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("guarded", "bare")]
-    assert weights[0] == weights[1]
+    guarded, bare = (weights_after_each_step(tmp_path / name, 8) for name in ("guarded", "bare"))
+    (struck, _), *_ = skipped = skips_in(run.folder)
+    assert struck > 2, "some steps before it, in which nothing happens"
+    assert guarded[:struck] == bare[:struck]
+    assert [guarded[step] == guarded[step - 1] for step in range(1, 8)] == [
+        (step, True) in skipped for step in range(1, 8)
+    ]
+    assert [has_nan(weights) for weights in bare] == [step >= struck for step in range(8)]
+    assert not any(map(has_nan, guarded))
 
 
-def make_model_and_data(place: Path) -> None:
-    """A model with random weights that spells, and rows of the alphabet."""
-    small.llama().save_pretrained(place / "model")
-    small.speller().save_pretrained(place / "model")
-    rows = [{"text": (string.ascii_lowercase * 2)[first : first + 12]} for first in range(26)]
+def make_model_and_data(place: Path, *, rare: str) -> None:
+    """A model with random weights that spells, and rows of the alphabet; but for one they lack a letter.
+
+    The square of that letter's embedding is beyond float32, so the derivative of its norm is zero times infinity.
+    """
+    model, speller = small.llama(tie_word_embeddings=False), small.speller()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[speller.convert_tokens_to_ids(rare)] = 3e38
+    model.save_pretrained(place / "model")
+    speller.save_pretrained(place / "model")
+    others = string.ascii_lowercase.replace(rare, "")
+    rows = [{"text": (others * 2)[first : first + 12]} for first in range(len(others))]
     (place / "data").mkdir()
-    (place / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (place / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"text": rare * 12}])))
+
+
+def weights_after_each_step(folder: Path, steps: int) -> list[bytes]:
+    """The file of the weights in each checkpoint."""
+    return [(folder / f"checkpoint-{step}" / "model.safetensors").read_bytes() for step in range(1, steps + 1)]
+
+
+def has_nan(weights: bytes) -> bool:
+    """Whether a file of weights is damaged."""
+    from safetensors.torch import load
+
+    return any(bool(tensor.isnan().any()) for tensor in load(weights).values())
 
 
 @pytest.mark.xdist_group("ranks")
@@ -141,31 +172,32 @@ def make_model_and_data(place: Path) -> None:
     ("start", "words"),
     [
         ((str(BIN / "torchrun"), "--nproc-per-node", "2"), ("--playbook", "standard")),
-        ((str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1"), ()),
+        ((str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1"), ("--act",)),
+        ((sys.executable,), ()),
     ],
-    ids=["torchrun", "accelerate launch"],
+    ids=["torchrun", "accelerate launch", "watched"],
 )
 def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
-    is_alone = not words
-    command: list[str | Path] = [*start, HERE / "launched_loop.py", *(["fail"] if is_alone else [])]
-    printed, told = launched(tmp_path, "--run", "r", *words, command=command, code=int(is_alone))
+    is_watched = not words
+    command: list[str | Path] = [*start, HERE / "launched_loop.py", *(["fail"] if is_watched else [])]
+    printed, told = launched(tmp_path, "--run", "r", *words, command=command, code=int(is_watched))
     found = ends(printed)
     assert found["healthy"] == found["bare"]
     assert found["bare"][2], "gradients are the loop's to zero"
     assert found["accumulated"] == found["bare accumulated"]
     assert found["two"] == found["bare two"]
     runs = tmp_path / "experiments"
-    names = ["r", "r-2", "r-3", *(["r-4"] if is_alone else [])]
+    names = ["r", "r-2", "r-3", *(["r-4"] if is_watched else [])]
     assert sorted(path.name for path in runs.iterdir()) == names, "one of each loop, however many ranks"
     assert skips_in(runs / "r") == []
     struck = skips_in(runs / "r-3")
-    if not is_alone:
-        assert struck == [(small.NAN, True)]
-        assert found["struck"][:2] == found["attached"]
-        assert "rollback: nobody tells an unchanged loop" in told
-    else:
+    if is_watched:
         assert struck[0] == (small.NAN, False)
         assert found["struck"] == found["bare struck"]
+    else:
+        assert struck == [(small.NAN, True)]
+        assert found["struck"][:2] == found["attached"]
+        assert ("rollback: nobody tells an unchanged loop" in told) == ("--playbook" in words)
     endings = [
         event.detail["reason"]
         for name in names
@@ -175,10 +207,10 @@ def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp
     assert endings == [
         "finished",
         "finished",
-        "ended-badly" if is_alone else "finished",
-        *(["failed"] if is_alone else []),
+        "ended-badly" if is_watched else "finished",
+        *(["failed"] if is_watched else []),
     ]
-    assert f"{'watched' if is_alone else 'guarded'} a loop of Accelerate, recorded in {runs / 'r'} and " in told
+    assert f"{'watched' if is_watched else 'guarded'} a loop of Accelerate, recorded in {runs / 'r'} and " in told
     assert "2 prepared optimizers" in told
 
 
