@@ -21,6 +21,7 @@ from tests.integrations import small
 import sealegs
 from sealegs.errors import ConfigError
 from sealegs.integrations.preflight_advice import PreflightWarning
+from sealegs.readers.settings_files import read_settings
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -234,7 +235,12 @@ def test_fits_of_lightning(tmp_path: Path) -> None:
 def test_the_plugin_of_axolotl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for the base class of its plugins, which has no part in this."""
     monkeypatch.setitem(sys.modules, "axolotl.integrations.base", SimpleNamespace(BasePlugin=object))
+    settings = read_settings(ROOT / "examples" / "axolotl.yaml")
     plugin: Any = import_module("sealegs.integrations.axolotl")
+    assert settings["plugins"] == [f"{plugin.__name__}.{plugin.SealegsPlugin.__name__}"]
+    ours = {name for name in settings if name.startswith("sealegs_")}
+    assert ours == plugin.SealegsArgs.model_fields.keys(), "the example has each of ours, and none besides"
+    plugin.SealegsArgs.model_validate({name: settings[name] for name in ours}, strict=True)
     assert plugin.SealegsPlugin().get_input_args() == "sealegs.integrations.axolotl.SealegsArgs"
     trainer = small.trainer(tmp_path, max_steps=3)
     with pytest.raises(ConfigError, match="playbook='bold': there are standard, observe"):
