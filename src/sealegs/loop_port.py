@@ -115,8 +115,12 @@ class LoopPort(Observer):
         open_watch: Callable[..., Watch],
         *,
         has_folder: bool,
+        callbacks: Sequence[object] = (),
     ) -> None:
-        """``open_watch(observer=self)`` may make the run's folder: it is called when what can be refused has been."""
+        """``open_watch(observer=self)`` may make the run's folder: it is called when what can be refused has been.
+
+        ``callbacks`` are what a framework calls at each step.
+        """
         optimizers = several(optimizer)
         refuse_strangers(model, optimizers)
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
@@ -135,6 +139,7 @@ class LoopPort(Observer):
         schedulers = tuple(counting(each, is_stepped=steps_scheduler) for each in options.schedulers)
         self._timm_schedulers = [each for each in schedulers if isinstance(each, TimmScheduler)]
         self._update = Update(optimizers, schedulers if steps_scheduler else (), options.scaler)
+        self._callbacks = callbacks
         self._batches = options.batches()
         self._batches.on_misplaced = lambda how: self.watch.note("data-misplaced", text=f"{MISPLACED}: {how}")
         self._training = training = TrainingState(
@@ -1039,7 +1044,7 @@ class LoopPort(Observer):
             skips_on_the_device=all(map(reads_found_inf, self._update.optimizers)),
             fused_by_the_guard=self._fused,
             not_undone_by_a_skip=not_undone(self._model),
-            not_restored=not_held(self._model, self._update.optimizers, self._training.also),
+            not_restored=not_held(self._model, self._update.optimizers, self._training.also, self._callbacks),
             left_out_of_states=self._left_out(),
             playbook=self.recovery.playbook.name if self.recovery is not None else None,
             ranks=self._meter.ranks.world,

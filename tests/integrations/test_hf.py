@@ -356,6 +356,45 @@ def test_what_the_trainer_counts_and_logs_goes_back_with_it(who: str, at: int, t
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(in_all, rel=1e-4)
 
 
+def test_an_average_in_a_callback_is_named_or_goes_back_with_the_weights(tmp_path: Path) -> None:
+    from torch.optim.swa_utils import AveragedModel
+    from transformers import TrainerCallback
+
+    class Averaging(TrainerCallback):  # type: ignore[misc]
+        """Beside it what callbacks keep that follows nothing: scores, and their trainer."""
+
+        def __init__(self, trainer: Any) -> None:
+            self.trainer, self.best, self.losses = trainer, torch.tensor(1.0), [torch.zeros(7)]
+            self.ema = AveragedModel(trainer.model)
+            self.seen: list[tuple[int, str, str]] = []
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.seen.append((state.global_step, small.digest(self.trainer.model), small.digest(self.ema)))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.ema.update_parameters(self.trainer.model)
+            if len(self.seen) == 18:
+                attached.guard.ask("rollback", "10")
+
+    for is_kept in (False, True):
+        trainer = small.trainer(tmp_path / "out", max_steps=20)
+        trainer.add_callback(averaging := Averaging(trainer))
+        keeps = Checkpointing(snapshot_every=4, also={"ema": averaging.ema} if is_kept else {})
+        run = tmp_path / f"run-{is_kept}"
+        attached = small.attached(trainer, run, playbook=PLAYBOOKS["standard"], checkpoint_every=keeps)
+        trainer.train()
+        told = [] if is_kept else ["Averaging, which is called by the trainer at each step"]
+        (joined,) = [event.detail for event in sealegs.open_run(run).events if event.kind == "guard"]
+        assert joined["not_restored"] == told
+        advised = [each.found for each in attached.advice.findings if each.code == "STA9"]
+        assert advised == [f"in no state: {each}" for each in told]
+        before, after = averaging.seen[:18], averaging.seen[18:]
+        back, weights, average = after[0]
+        then = next(seen for seen in before if seen[0] == back)
+        assert weights == then[1]
+        assert (average == then[2]) == is_kept
+
+
 def test_batches_that_are_left_out_cost_no_step(tmp_path: Path) -> None:
     """Fifteen micro-batches an epoch, four a step, one left out: two that make no whole step are no part of the next.
     Two epochs are one step short of what was planned, for which there is a third, in an order of its own."""

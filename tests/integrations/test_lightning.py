@@ -493,3 +493,19 @@ def test_the_guard_clips_where_lightning_does_not(tmp_path: Path) -> None:
 def test_two_do_not_clip(module: Any, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         fitted(module(HOME)(), Guarded(run=None, clip=0.5), home=HOME, **options)
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_lightnings_own_average_of_the_weights_is_named(averages: bool, tmp_path: Path) -> None:
+    """The scores that its other callbacks keep follow nothing."""
+    callbacks = import_module(HOME).callbacks
+    others = [callbacks.ModelCheckpoint(dirpath=tmp_path, save_last=True)]
+    if averages:
+        others.append(callbacks.EMAWeightAveraging(decay=0.9))
+    guarded = Guarded(run=tmp_path / "run")
+    fitted(small.module_class(HOME)(), guarded, *others, home=HOME, max_steps=2)
+    told = ["EMAWeightAveraging, which is called by the trainer at each step"] if averages else []
+    (joined,) = [event.detail for event in sealegs.open_run(tmp_path / "run").events if event.kind == "guard"]
+    assert joined["not_restored"] == told
+    advised = [each.found for each in guarded.advice.findings if each.code == "STA9"]
+    assert advised == [f"in no state: {each}" for each in told]

@@ -45,6 +45,36 @@ def test_a_reward_trainer(tmp_path: Path) -> None:
     assert "loss-is-no-measure" not in {event.kind for event in run.events}
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_reference_that_follows_the_policy_is_named(follows: bool, tmp_path: Path) -> None:
+    """DPO's reference model stays as it is, unless it is asked to follow: then going back leaves it where it is."""
+    trl: Any = pytest.importorskip("trl", reason="trl is not installed: pip install trl")
+    from datasets import Dataset
+
+    args = trl.DPOConfig(
+        output_dir=str(tmp_path / "out"),
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        max_steps=1,
+        sync_ref_model=follows,
+        per_device_train_batch_size=4,
+    )
+    pairs = [{"prompt": "abc", "chosen": "def", "rejected": "zzz"} for _ in range(8)]
+    model, reference = small.llama(), small.llama()
+    trainer = trl.DPOTrainer(
+        model, reference, args=args, train_dataset=Dataset.from_list(pairs), processing_class=small.speller()
+    )
+    attached = small.attached(trainer, tmp_path / "run")
+    trainer.train()
+    told = ["SyncRefModelCallback, which is called by the trainer at each step"] if follows else []
+    (joined,) = [event.detail for event in sealegs.open_run(tmp_path / "run").events if event.kind == "guard"]
+    assert joined["not_restored"] == told
+    advised = [each.found for each in attached.advice.findings if each.code == "STA9"]
+    assert advised == [f"in no state: {each}" for each in told]
+
+
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_a_first_batch_without_a_target_is_said(tmp_path: Path, is_masked: bool) -> None:
     from sealegs.integrations.preflight_advice import PreflightWarning

@@ -32,7 +32,13 @@ except MissingExtra:  # a package that transformers' Trainer needs
 
 from sealegs.guard import Guard
 from sealegs.guard_options import LoopScheduler
-from sealegs.integrations.loop_options import LoopOptions, guard_options, open_loop, refuse_options
+from sealegs.integrations.loop_options import (
+    LoopOptions,
+    guard_options,
+    open_loop,
+    refuse_options,
+    shadows_in_no_state,
+)
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.config_readers import of_model_config, of_training_arguments
@@ -87,7 +93,7 @@ class Attached:
         """Patches that stay until ``detach``."""
         self._patches = Patches()
         """Patches of one training."""
-        self._advice = advice(partial(_asked, trainer))
+        self._advice = advice(partial(_asked, trainer, options))
         self.advice = self._advice.advised
         """The report of the pre-flight check; None if the check failed."""
         self._entry.put(trainer, "_prepare_for_training", self._prepare)
@@ -145,6 +151,7 @@ class Attached:
             scaler=trainer.accelerator.scaler,
             goes_on=checkpoint is not None,
             settings=_settings(trainer),
+            callbacks=trainer.callback_handler.callbacks,
         )
         port.expect_logs()
         if kind_of_trainer(_class_of(trainer)) == "policy-gradient":
@@ -229,14 +236,16 @@ def _refuse(trainer: Any, options: LoopOptions) -> None:
         raise ConfigError(f"{trainer.args.n_gpu} GPUs in one process (DataParallel): start it with torchrun")
 
 
-def _asked(trainer: Any) -> Advised:
+def _asked(trainer: Any, options: LoopOptions) -> Advised:
     """The pre-flight check of the settings."""
     values = trainer.args.to_dict() | {"max_steps": _steps(trainer)}
     reads = [of_training_arguments(values, "TrainingArguments")]
     if isinstance(trainer.model, PreTrainedModel):
         reads.append(of_model_config(trainer.model.config.to_dict(), "the model's config"))
+    optimizers = [] if trainer.optimizer is None else [trainer.optimizer]
+    shadows = shadows_in_no_state(trainer.model, optimizers, options, trainer.callback_handler.callbacks)
     # the guard records every step, whatever the Trainer logs
-    return preflight(trainer.model, trainer.optimizer, plan=[*reads, plan_from({"log_steps": 1})])
+    return preflight(trainer.model, trainer.optimizer, plan=[*reads, shadows, plan_from({"log_steps": 1})])
 
 
 def _steps(trainer: Any) -> int | None:

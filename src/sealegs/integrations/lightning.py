@@ -29,7 +29,13 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.lightning", "PyTorch with Lightning", "lightning") from None
 
 from sealegs.integrations.lightning_progress import lacking
-from sealegs.integrations.loop_options import LoopOptions, guard_options, open_loop, refuse_options
+from sealegs.integrations.loop_options import (
+    LoopOptions,
+    guard_options,
+    open_loop,
+    refuse_options,
+    shadows_in_no_state,
+)
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.live import preflight
@@ -133,6 +139,7 @@ class Guarded:
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             goes_on=goes_on,
             settings=_settings(trainer),
+            callbacks=trainer.callbacks,
         )
         self.guard = guard = Guard.around(port)
         try:
@@ -235,7 +242,7 @@ class Guarded:
         if not guard.number and trainer.global_step:  # from a checkpoint without a guard
             guard.loop.take_over_ledger()
             guard.loop.resume_at(trainer.global_step // per_step)
-        told = advice(partial(_asked, trainer, loader, self._options.get("clip")))
+        told = advice(partial(_asked, trainer, loader, self._options))
         told.note(guard.watch, step=guard.number)
         self.advice = told.advised
         if trainer.is_global_zero and self._warns:
@@ -281,7 +288,8 @@ def _made_for(cls: Any, homes: tuple[str, ...]) -> Any:
     return type(cls.__name__, (cls, *callbacks), {"__module__": cls.__module__})
 
 
-def _asked(trainer: Any, loader: Any, clip: float | None) -> Advised:
+def _asked(trainer: Any, loader: Any, options: LoopOptions) -> Advised:
+    clip = options.get("clip")
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
     precision = str(trainer.precision)
     known: dict[str, Any] = {"dtype": PRECISIONS.get(precision.split("-")[0])}
@@ -296,6 +304,7 @@ def _asked(trainer: Any, loader: Any, clip: float | None) -> Advised:
         loader=loader,
         scaler=getattr(trainer.precision_plugin, "scaler", None),
         steps=_steps(trainer),
+        plan=shadows_in_no_state(trainer.lightning_module, trainer.optimizers, options, trainer.callbacks),
         **{name: value for name, value in known.items() if value is not None},
     )
 

@@ -12,7 +12,9 @@ from sealegs.guard import watch_of
 from sealegs.guard_options import Checkpointing, Clipping, GuardOptions, Telemetry, has_begun
 from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
+from sealegs.preflight_check.plan import Plan, plan_from
 from sealegs.recovery.playbook import Playbook
+from sealegs.state.extra_state import not_held
 
 
 class LoopOptions(TypedDict, total=False):
@@ -62,6 +64,14 @@ def guard_options(options: LoopOptions, **of_framework: Any) -> GuardOptions:
     return GuardOptions(**given)
 
 
+def shadows_in_no_state(
+    model: Any, optimizers: Sequence[Any], options: LoopOptions, callbacks: Sequence[object]
+) -> Plan:
+    """What follows the weights and is in no state, as far as a framework shows it: for the pre-flight check."""
+    also = guard_options(options).checkpointing.also
+    return plan_from({"not_held": tuple(not_held(model, optimizers, also, callbacks))})
+
+
 def open_loop(
     model: Any,
     optimizer: Any,
@@ -72,6 +82,7 @@ def open_loop(
     scaler: Any,
     goes_on: bool,
     settings: dict[str, Any],
+    callbacks: Sequence[object],
 ) -> LoopPort:
     """Open the guard's side of a framework's loop; the folder of a run that ``goes_on`` may be there already."""
     telemetry = options.get("telemetry", Telemetry())
@@ -80,7 +91,12 @@ def open_loop(
     resume = goes_on and run is not None and has_begun(run, described.timeout_s)
     try:
         return LoopPort(
-            model, optimizer, given, partial(watch_of, run, given, resume=resume), has_folder=run is not None
+            model,
+            optimizer,
+            given,
+            partial(watch_of, run, given, resume=resume),
+            has_folder=run is not None,
+            callbacks=callbacks,
         )
     except RunExists:
         raise RunExists(

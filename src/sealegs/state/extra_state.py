@@ -1,7 +1,7 @@
 """Saves and restores the loop's own objects, such as an EMA of the weights or a counter: all of them or none."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType
@@ -57,10 +57,16 @@ def load_states(also: Mapping[str, Stateful], states: Mapping[str, Any], name_of
             raise SourceError(f"{name_of.format(name)} does not take its state back: {error}") from error
 
 
-def not_held(model: nn.Module, optimizers: Sequence[Optimizer], also: Mapping[str, Stateful]) -> list[str]:
+def not_held(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    also: Mapping[str, Stateful],
+    callbacks: Sequence[object] = (),
+) -> list[str]:
     """What a training calls on the way, that keeps tensors and is in no state: an EMA on a hook of the optimizer.
 
-    Objects that nothing calls, and functions without an object, are not seen.
+    Of a framework's callbacks, which keep scores and counters as well, those that keep tensors as large as a trained
+    weight. Objects that nothing calls, and functions without an object, are not seen.
     """
     held = {id(each) for each in (*model.modules(), *optimizers, *also.values())}
     hooks = [
@@ -80,6 +86,13 @@ def not_held(model: nn.Module, optimizers: Sequence[Optimizer], also: Mapping[st
         for owner in _behind(hook)
         if id(owner) not in held and not type(owner).__module__.startswith(_NOBODYS) and _keeps_tensors(owner)
     }
+    weights = {id(each) for each in model.parameters()}
+    shapes = {each.shape for each in model.parameters() if each.requires_grad and each.numel() > 1}
+    for callback in callbacks:
+        is_known = id(callback) in held or type(callback).__module__.startswith("sealegs.")
+        inside = iter(()) if is_known else _tensors_in(callback, held)
+        if any(each.shape in shapes and id(each) not in weights for each in inside):
+            found[id(callback)] = f"{type(callback).__name__}, which is called by the trainer at each step"
     return list(found.values())
 
 
@@ -106,6 +119,33 @@ def _keeps_tensors(owner: Any) -> bool:
     kept = list(getattr(owner, "__dict__", {}).values())
     inside = [each for value in kept for each in (value.values() if isinstance(value, dict) else [value])]
     return any(isinstance(each, Tensor) for each in inside)
+
+
+_DEEPEST = 4
+"""Objects within a callback's objects that are looked into: its average, the average's list of tensors."""
+_FRAMEWORKS = ("transformers.", "accelerate.", "lightning.", "pytorch_lightning.", "datasets.", "torch.utils.")
+"""Modules whose objects a callback knows and does not own: its trainer, the data."""
+
+
+def _tensors_in(owner: object, held: Set[int], depth: int = 0) -> Iterator[Tensor]:
+    """The tensors that a callback keeps, apart from those of what is held already."""
+    if isinstance(owner, Tensor):
+        yield owner
+    elif isinstance(owner, nn.Module):
+        if id(owner) not in held:
+            yield from owner.parameters()
+            yield from owner.buffers()
+    elif depth < _DEEPEST and id(owner) not in held and not isinstance(owner, _WORDS):
+        if isinstance(owner, Mapping):
+            inside = list(owner.values())
+        elif isinstance(owner, list | tuple):
+            inside = list(owner)
+        elif depth and any(each.__module__.startswith(_FRAMEWORKS) for each in type(owner).__mro__):
+            inside = []
+        else:
+            inside = list(getattr(owner, "__dict__", {}).values())
+        for each in inside:
+            yield from _tensors_in(each, held, depth + 1)
 
 
 def copied(value: Any) -> Any:
