@@ -507,5 +507,6 @@ def test_lightnings_own_average_of_the_weights_is_named(averages: bool, tmp_path
     told = ["EMAWeightAveraging, which is called by the trainer at each step"] if averages else []
     (joined,) = [event.detail for event in sealegs.open_run(tmp_path / "run").events if event.kind == "guard"]
     assert joined["not_restored"] == told
+    assert guarded.advice is not None
     advised = [each.found for each in guarded.advice.findings if each.code == "STA9"]
     assert advised == [f"in no state: {each}" for each in told]
