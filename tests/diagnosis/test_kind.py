@@ -40,6 +40,20 @@ def kind(
 
 
 @pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ({"parameters": 1000, "trained_parameters": 4}, "fine-tuning"),
+        ({"parameters": 1000, "trained_parameters": 600, "adapter": "lora"}, "fine-tuning"),
+        ({"parameters": 1000, "trained_parameters": 600}, "pretraining"),
+        ({"parameters": 1000, "trained_parameters": "few"}, "pretraining"),
+    ],
+)
+def test_a_frozen_base_was_trained_before(model: dict[str, object], name: str, tmp_path: Path) -> None:
+    """Also one with random weights, whose loss begins as that of a model that knows nothing."""
+    assert kind(tmp_path, loss=FALLING, model=model | {"vocabulary": 50_000}).name == name
+
+
+@pytest.mark.parametrize(
     ("names", "loss", "name", "because"),
     [
         ("loss|reward|policy_entropy", BOTH_SIGNS, "policy-gradient", "reward and policy_entropy are logged"),

@@ -55,6 +55,14 @@ def test_a_norm_of_zero_on_every_row_is_a_broken_metric() -> None:
     assert "0 on all of its 600 rows" in found.text
 
 
+def test_the_norm_of_what_is_frozen_is_none() -> None:
+    norms = {"param_norm/base": np.full(600, 8.3), "grad_norm/adapter": np.exp(np.sin(np.arange(600)))}
+    assert not problems(falling(), **norms)
+    assert set(problems(falling(), **norms | {"grad_norm/base": norms["grad_norm/adapter"]})) == {
+        "param_norm/base: constant"
+    }
+
+
 def test_a_constant_loss_is_one_too_and_a_constant_rate_is_not() -> None:
     assert set(problems(np.full(100, 2.5), lr=np.full(100, 1e-3))) == {"loss: constant"}
 

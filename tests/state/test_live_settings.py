@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,29 @@ def test_preflight_answers_from_it(guarded: Path, capsys: pytest.CaptureFixture[
     found = preflight(capsys, guarded)
     assert {"OPT1", "OPT5", "SCH2"} <= {each["code"] for each in found["findings"]}, "beta2, decay, warm-up"
     assert not {"OPT7", "OPT8", "OPT10", "CLIP1", "CLIP2", "SCH1", "PRC1", "PRC4"} & set(found["unknown"])
+
+
+@pytest.mark.parametrize("how", ["an adapter", "most is frozen"])
+def test_a_fine_tune_gets_no_advice_for_pretraining(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the very settings that a run from random weights is warned of."""
+    model, _, _ = made()
+    if how == "an adapter":
+        model.peft_config = {"default": SimpleNamespace(peft_type="LORA")}  # type: ignore[assignment]
+    else:
+        model.requires_grad_(False)
+        next(each for each in model.modules() if isinstance(each, nn.Linear)).requires_grad_(True)
+    optimizer = AdamW([each for each in model.parameters() if each.requires_grad], lr=2e-4)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "tuned", clip=1.0) as guard:
+        for (tokens,) in guard.batches([(torch.randint(32, (4, 6)),) for _ in range(30)]):
+            loss = loss_of(model, tokens)
+            loss.backward()
+            guard.step(loss)
+    found = preflight(capsys, tmp_path / "tuned")
+    assert {"OPT1", "OPT5", "SCH2"}.isdisjoint(each["code"] for each in found["findings"])
+    assert manifests.load(tmp_path / "tuned").recorded["model"].get("adapter") == ("lora" if "adapter" in how else None)
+    assert look(sealegs.open_run(tmp_path / "tuned")).kind.name == "fine-tuning"
 
 
 def test_a_diagnosis_answers_from_it(guarded: Path) -> None:

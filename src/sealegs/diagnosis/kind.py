@@ -15,6 +15,7 @@ import numpy as np
 
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, LossCurve
 from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
+from sealegs.diagnosis.settings import frozen_share
 from sealegs.errors import ConfigError
 from sealegs.record.manifest import dotted
 from sealegs.record.run import Run
@@ -313,6 +314,7 @@ def _name(run: Run, curve: LossCurve, settings: Mapping[str, object]) -> tuple[K
         _by_signals(run)
         or _by_columns(names)
         or _by_settings(settings)
+        or _by_frozen(run)
         or _of_language(curve, settings, names)
         or _by_loss(run, curve)
     )
@@ -361,6 +363,12 @@ def _by_settings(settings: Mapping[str, object]) -> tuple[KindName, str] | None:
     if trainer := next(((keys, kind) for keys, kind in OF_ITS_TRAINER if keys <= settings.keys()), None):
         return trainer[1], f"its settings have {min(trainer[0])}"
     return None
+
+
+def _by_frozen(run: Run) -> tuple[KindName, str] | None:
+    """A model most of which is frozen was trained before."""
+    share = frozen_share(run.manifest.recorded)
+    return ("fine-tuning", f"{share:.4g} of its weights are frozen") if share > 0.5 else None
 
 
 def _of_language(

@@ -1,6 +1,6 @@
 """Finds problems with the metrics of a run, whatever the run itself did."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -184,6 +184,17 @@ def _missing(curve: LossCurve) -> Iterator[Problem]:
         )
 
 
+def is_frozen(signal: str, logged: Iterable[str]) -> bool:
+    """Whether a norm is that of weights of which no gradient is logged, while gradients of others are.
+
+    >>> is_frozen("param_norm/base", ["param_norm/base", "grad_norm/adapter"]), is_frozen("param_norm/base", [])
+    (True, False)
+    """
+    kind, _, part = signal.partition("/")
+    parts = {name.partition("/")[2] for name in logged if name.startswith("grad_norm/")}
+    return kind == "param_norm" and bool(part and parts) and part not in parts
+
+
 def _of_signal(run: Run, signal: str) -> Iterator[Problem]:
     family = signal.partition("/")[0]
     if family not in MEASURED and family not in POSITIVE:
@@ -193,7 +204,7 @@ def _of_signal(run: Run, signal: str) -> Iterator[Problem]:
     if len(values) < FEWEST:
         return
     low, high = float(values.min()), float(values.max())
-    if low == high and family in MEASURED:
+    if low == high and family in MEASURED and not is_frozen(signal, run.signals):
         is_norm = family == "grad_norm" and low > 0
         why = (
             "it was logged after clipping, or the metric is broken"

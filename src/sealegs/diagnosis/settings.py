@@ -83,6 +83,19 @@ def known_of(manifest: Manifest) -> Known:
     return Known(found)
 
 
+def frozen_share(recorded: Mapping[str, Any]) -> float:
+    """The share of the weights that are frozen, as the guard has read it from the model; 0 where that is not known.
+
+    >>> frozen_share({"model": {"parameters": 1000, "trained_parameters": 4}})
+    0.996
+    """
+    model = recorded.get("model")
+    counts = [model.get(name) for name in ("trained_parameters", "parameters")] if isinstance(model, Mapping) else []
+    if not counts or not all(isinstance(count, int) for count in counts) or not 0 < counts[0] <= counts[1]:
+        return 0.0
+    return float(1 - counts[0] / counts[1])
+
+
 def _found(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under our names; of several with one meaning, the first in the table."""
     leaves: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from sealegs.diagnosis.settings import Known, known_of, precision
+from sealegs.diagnosis.settings import Known, frozen_share, known_of, precision
 from sealegs.errors import ConfigError
 from sealegs.preflight_check.plan import Plan, merged, plan_from
 from sealegs.preflight_check.rule import NOT
@@ -417,6 +417,11 @@ def _recorded(manifest: Manifest) -> dict[str, Any]:
     betas = optimizer.get("betas") if isinstance(optimizer, Mapping) else None
     if isinstance(betas, list) and len(betas) > 1:
         known |= {"beta1": betas[0]}
+    model = manifest.recorded.get("model")
+    if isinstance(model, Mapping) and model.get("adapter"):
+        known |= {"finetunes": True, "adapter": True}
+    elif frozen_share(manifest.recorded) > 0.5:
+        known |= {"finetunes": True}
     return known
 
 

@@ -144,6 +144,13 @@ def _keywords(function: Any) -> Mapping[str, Any]:
     return function.keywords if isinstance(function, partial) else {}
 
 
+def _adapters(model: nn.Module) -> str | None:
+    """What kinds of PEFT's adapters a model has: ``lora``."""
+    told = [config for each in model.modules() if isinstance(config := getattr(each, "peft_config", None), Mapping)]
+    kinds = {str(getattr(one.peft_type, "value", one.peft_type)).lower() for each in told for one in each.values()}
+    return " ".join(sorted(kinds)) or None
+
+
 def model_settings(model: nn.Module) -> dict[str, Any]:
     """The shape of a model, as its modules and its ``config`` show it."""
     layers = find_layers(model)
@@ -153,6 +160,7 @@ def model_settings(model: nn.Module) -> dict[str, Any]:
         "parameters": sum(each.numel() for each in model.parameters()),
         "trained_parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
         "layers": len(layers) if is_numbered else None,
+        "adapter": _adapters(model),
     }
     if tables := _embeddings(model):
         table = max(tables, key=lambda each: each.weight.numel())

@@ -250,3 +250,15 @@ def test_weights_of_which_no_gradient_is_logged_are_frozen() -> None:
     ]
     del made["grad_norm/tokens"]
     assert not judgement(run_with(made)).findings
+
+
+def test_one_gradient_that_is_not_finite_does_not_hide_what_is_frozen() -> None:
+    """Twenty rows of each norm are just enough to call one still."""
+    random, made = calm()
+    short = {name: values[:20] for name, values in made.items()}
+    for part in ("adapter.0", "adapter.1"):
+        short[f"param_norm/{part}"] = np.linspace(10.0, 11.0, 20)
+        short[f"grad_norm/{part}"] = noisy(random, np.ones(20), 0.2)
+        short[f"grad_norm/{part}"][7] = np.nan
+    short["param_norm/base"] = np.full(20, 10.0)
+    assert [one.text for one in judgement(run_with(short)).findings if one.shows == "never-moves"] == []

@@ -19,6 +19,7 @@ from sealegs.diagnosis.contract import ColumnFinding
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve
 from sealegs.diagnosis.first_signals.judged import SIGNALS_OF
 from sealegs.diagnosis.kind import Kind
+from sealegs.diagnosis.metrics import is_frozen
 from sealegs.record.run import Run
 from sealegs.record.schema import SIGNALS
 
@@ -357,19 +358,17 @@ def _still(columns: Sequence[_Column], curve: LossCurve, kind: Kind) -> Iterator
     In fine-tuning much is frozen on purpose, but not what was added.
     """
     norms = [column for column in columns if _should_move(column) and len(column.values) >= LONG_STILL]
-    parts = {one.signal.partition("/")[2] for one in norms if one.signal.startswith("grad_norm/")}
     still = [column for column in norms if column.values.min() == column.values.max()]
     still = [column for column in still if column.nature == "weights" or column.values[0] == 0]
     others = len(norms) - len(still)
     for column in still:
         if others and column.signal in SIGNALS:  # of all weights: where a part moves, it is rounded
             continue
-        kind_of_norm, _, part_of = column.signal.partition("/")
-        if parts and kind_of_norm == "param_norm" and part_of not in parts:  # no gradient is logged: it is frozen
+        if is_frozen(column.signal, [each.signal for each in columns]):
             continue
         is_added = not ADDED.isdisjoint(words_of(column.signal))
-        is_frozen = kind.name in ("fine-tuning", "preference")
-        is_strong = is_added or (not is_frozen and (others >= len(still) or not _has_learned(curve)))
+        may_be_still = kind.name in ("fine-tuning", "preference")
+        is_strong = is_added or (not may_be_still and (others >= len(still) or not _has_learned(curve)))
         text = f"{column.signal} never moves: {_number(float(column.values[0]))} in all of {len(column.values):,} rows"
         if others:
             text += f", while {others} others do"
