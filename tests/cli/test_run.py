@@ -14,7 +14,8 @@ from sealegs.cli.run import carried_out
 from sealegs.integrations.launch.request import Request, reports_in
 
 NOTHING = (
-    "sealegs run: nothing was guarded: no Trainer of transformers or Lightning trained, and no loop of Accelerate\n"
+    "sealegs run: nothing was guarded: no Trainer of transformers or Lightning trained, and no loop of Accelerate; "
+    "for one of your own there is sealegs.Guard\n"
 )
 RUN = [sys.executable, "-c", "from sealegs.cli.main import main; raise SystemExit(main())", "run"]
 

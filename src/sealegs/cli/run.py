@@ -35,6 +35,10 @@ examples:
   sealegs run --playbook standard --run night -- torchrun --nproc-per-node 8 train.py      and go back where that helps
   sealegs run -- accelerate launch train.py                   then: sealegs check experiments/run-...
 """
+NOTHING_TRAINED = (
+    "no Trainer of transformers or Lightning trained, and no loop of Accelerate; for one of your own there is "
+    "sealegs.Guard"
+)
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGQUIT")
 
 
@@ -127,8 +131,8 @@ def told(reports: Sequence[Report], *, is_acting: bool) -> str:
 
     >>> told([Report("guarded", "transformers.Trainer", "/data/experiments/a")], is_acting=False)
     'watched transformers.Trainer, recorded in /data/experiments/a'
-    >>> told([], is_acting=False)
-    'nothing was guarded: no Trainer of transformers or Lightning trained, and no loop of Accelerate'
+    >>> told([], is_acting=False) == f"nothing was guarded: {NOTHING_TRAINED}"
+    True
     """
     folders: dict[str, list[str]] = {}
     for each in reports:
@@ -143,5 +147,5 @@ def told(reports: Sequence[Report], *, is_acting: bool) -> str:
     ]
     if guarded:
         return "; ".join([*guarded, *others])
-    why = "; ".join(others) or "no Trainer of transformers or Lightning trained, and no loop of Accelerate"
+    why = "; ".join(others) or NOTHING_TRAINED
     return f"nothing was guarded: {why}"
