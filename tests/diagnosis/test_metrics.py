@@ -56,7 +56,7 @@ def test_a_norm_of_zero_on_every_row_is_a_broken_metric() -> None:
 
 
 def test_the_norm_of_what_is_frozen_is_none() -> None:
-    norms = {"param_norm/base": np.full(600, 8.3), "grad_norm/adapter": np.exp(np.sin(np.arange(600)))}
+    norms: dict[str, Any] = {"param_norm/base": np.full(600, 8.3), "grad_norm/adapter": np.exp(np.sin(np.arange(600)))}
     assert not problems(falling(), **norms)
     assert set(problems(falling(), **norms | {"grad_norm/base": norms["grad_norm/adapter"]})) == {
         "param_norm/base: constant"

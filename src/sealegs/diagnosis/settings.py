@@ -90,10 +90,12 @@ def frozen_share(recorded: Mapping[str, Any]) -> float:
     0.996
     """
     model = recorded.get("model")
-    counts = [model.get(name) for name in ("trained_parameters", "parameters")] if isinstance(model, Mapping) else []
-    if not counts or not all(isinstance(count, int) for count in counts) or not 0 < counts[0] <= counts[1]:
+    if not isinstance(model, Mapping):
         return 0.0
-    return float(1 - counts[0] / counts[1])
+    trained, total = model.get("trained_parameters"), model.get("parameters")
+    if not isinstance(trained, int) or not isinstance(total, int) or not 0 < trained <= total:
+        return 0.0
+    return 1 - trained / total
 
 
 def _found(settings: Mapping[str, Any]) -> dict[str, Any]:
