@@ -12,11 +12,15 @@ from tests.forked import FORKED
 from sealegs.cli import drill
 from sealegs.cli.main import main
 from sealegs.drills import loops, rank_processes
+from sealegs.drills.catalogue import chosen
+from sealegs.drills.loops import OwnLoop
 from sealegs.lab.settings import SIZES
+from sealegs.record.events import load_events
 from sealegs.report.commands.drill import Drilled, DrillShown, OnRanks, page
 from sealegs.report.postmortem import plots
 
 OWN = """
+import dataclasses
 import torch
 import sealegs
 
@@ -29,6 +33,20 @@ def build():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loss = lambda batch: (model(batch["x"]) - batch["y"]).square().mean()
     return sealegs.Subject(model=model, optimizers=[optimizer], loss=loss, clip=1.0, batches=batches())
+
+def of_tokens():
+    model = torch.nn.Sequential(torch.nn.Embedding(32, 8), torch.nn.Linear(8, 32))
+    rows = torch.randint(32, (320, 9)).sort(1).values
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), 8, shuffle=True)
+    cross_entropy = torch.nn.functional.cross_entropy
+    loss = lambda batch: cross_entropy(model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten())
+    return sealegs.Subject(
+        model=model, optimizers=[torch.optim.AdamW(model.parameters(), lr=1e-2)], loss=loss, clip=1.0, batches=loader
+    )
+
+def of_a_generator():
+    subject = of_tokens()
+    return dataclasses.replace(subject, batches=(batch for batch in subject.batches))
 
 def without_batches():
     model = torch.nn.Linear(4, 1)
@@ -117,11 +135,24 @@ def test_a_loop_of_ones_own_is_broken_and_guarded_too(capsys: pytest.CaptureFixt
     assert (code, card["loop"]) == (0, f"{own}:build, seed 0")
 
 
+def test_the_data_of_a_loop_of_ones_own_is_broken_below_a_guard_that_can_go_back(own: Path, tmp_path: Path) -> None:
+    loop = OwnLoop(place=f"{own}:of_tokens", seed=0, at=20, last=30)
+    (struck,) = chosen(["random-tokens"], is_lab=False)
+    assert loop.ending(tmp_path / "run", struck, guarded=True) > 0
+    events = load_events(tmp_path / "run" / "events.jsonl")
+    told = [event.detail["text"] for event in events if event.kind == "fault"]
+    assert [text.split(":")[0] for text in told] == [f"batch {number}" for number in range(20, 30)]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("nan-gradient", "--at", "3"), "--at 3: at least 40"),
         (("nan-gradient", "--build", "{own}:without_batches"), "has no batches to train on; give it batches=loader"),
+        (
+            ("random-tokens", "--build", "{own}:of_a_generator"),
+            "of_a_generator: loader=generator: it cannot be brought",
+        ),
         (("wide-init", "--build", "{own}:build"), "wide-init: needs the lab's own model or data"),
         (("rank-nan", "--build", "{own}:build"), "rank-nan: needs several ranks, and a loop of your own is drilled in"),
         (("nan-gradient:rank=1", "--build", "{own}:build"), "nan-gradient:rank=1: needs several ranks"),

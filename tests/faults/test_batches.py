@@ -504,9 +504,45 @@ def test_batches_without_a_number_are_counted_over_all_epochs() -> None:
     assert len(loader) == 10
     epochs = ids(loader) + ids(loader)
     assert [number for number, batch in enumerate(epochs) if batch != (clean + clean)[number]] == [11, 12]
-    assert not hasattr(loader, "state_dict")  # it cannot be repositioned, and does not look as if it could
+    assert not hasattr(loader, "state_dict")  # as the loader below it
     assert not hasattr(loader, "reweight")
     assert loader.batch_size == 3
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "shuffled", "list", "stateful"])
+def test_a_guarded_run_goes_back_in_bad_data_of_any_loader(kind: str) -> None:
+    def made() -> Any:
+        if kind == "stateful":
+            return Positioned()
+        if kind == "list":
+            return list(DataLoader(tensors(), 3))
+        return DataLoader(tensors(), 3, shuffle=kind == "shuffled", generator=torch.Generator().manual_seed(1))
+
+    def walked(loader: Any, back: int | None) -> tuple[list[Any], Batches]:
+        batches, place = Batches(must_reposition=True), None
+        came: list[tuple[int, Any]] = []
+        while len(came) < 25:
+            for batch in batches.over(loader):
+                assert batches.number is not None
+                came.append((batches.number, batch[0].tolist()))
+                if batches.number == 8:
+                    place = batches.position()
+                if batches.number == 14 and back:
+                    assert place is not None
+                    batches.go_to(place)
+                    back -= 1
+                if len(came) == 25:
+                    break
+        return came, batches
+
+    clean, _ = walked(made(), None)
+    loader = Spoilt(made(), spoiler("random-shard:batches=3@11"))
+    bad, _ = walked(loader, 1)
+    assert [number for number, _ in bad] == [*range(15), *range(9, 19)]
+    first, again = bad[9:15], bad[15:21]
+    assert first == again  # across the epoch's end at 10, and with the same bad tokens
+    differs = [number for number, batch in bad if batch != dict(clean)[number]]
+    assert differs == [11, 12, 13] * 2
 
 
 def test_an_epoch_begins_when_it_is_asked_for() -> None:

@@ -3,11 +3,12 @@
 A *sequence* has its batches by index. A *DataLoader* over a map-style dataset has an order, the index lists of its
 sampler: the same order is drawn again from the same random state, and earlier batches are left out without being read.
 A *stateful* loader says where it is (``state_dict``) and goes there (``load_state_dict``). Any other iterable only has
-a next batch.
+a next batch. An *altered* loader gives another one's batches, changed, and goes where that one goes.
 """
 
 import copy
 import hashlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -47,6 +48,8 @@ def loader_of(given: Iterable[Any], *, must_reposition: bool, changes: DataChang
 
     ``changes`` hold wherever it goes.
     """
+    if isinstance(given, AlteredLoader) and not has_state(given):
+        return _Altered(given, loader_of(given.loader, must_reposition=must_reposition, changes=changes))
     refusal = cannot_reposition(given)
     if refusal and must_reposition:
         raise ConfigError(refusal)
@@ -61,6 +64,8 @@ def loader_of(given: Iterable[Any], *, must_reposition: bool, changes: DataChang
 
 def cannot_reposition(given: Any) -> str | None:
     """Why a loader cannot be brought back to an earlier batch, in a sentence; None where it can."""
+    if isinstance(given, AlteredLoader) and not has_state(given):
+        return cannot_reposition(given.loader)
     name = f"loader={type(given).__name__}"
     if getattr(given, "num_workers", 0) and not getattr(given, "in_order", True):
         return f"{name}: in_order=False gives batches as they get ready, in no order that comes again; leave it out"
@@ -87,6 +92,16 @@ def cannot_reposition(given: Any) -> str | None:
         f"{name}: it cannot be brought back to an earlier batch; give a DataLoader, a sequence, or a loader with "
         "state_dict and load_state_dict"
     )
+
+
+class AlteredLoader(ABC):
+    """Gives the batches of another loader, altered the same way each time they come: a fault that is practised."""
+
+    loader: Any
+
+    @abstractmethod
+    def altered(self, batch: Any, number: int) -> Any:
+        """What is given in place of a batch, which has this number unless it names one itself."""
 
 
 def _is_sequence(given: Any) -> bool:
@@ -220,6 +235,36 @@ class _Feed:
 def _check(indices: Any) -> str:
     """A digest of the first index list, which tells one order from another."""
     return hashlib.blake2b(repr(indices if indices is not NOTHING else None).encode(), digest_size=8).hexdigest()
+
+
+class _Altered:
+    """A loader of any other kind, whose batches are altered as they are handed out."""
+
+    def __init__(self, given: AlteredLoader, inner: Loader) -> None:
+        self._given = given
+        self._inner = inner
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The other loader's: they share positions."""
+        return self._inner.identity
+
+    def state(self) -> Any:
+        """The other loader's."""
+        return self._inner.state()
+
+    def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
+        batches = self._inner.walk(epoch, at, wanted, until, state)
+        try:
+            while True:
+                try:
+                    number, batch = next(batches)
+                except StopIteration as stop:
+                    end: int = stop.value
+                    return end
+                yield number, self._given.altered(batch, number)
+        finally:
+            batches.close()
 
 
 class _Blind:

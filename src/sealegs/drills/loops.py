@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 
+from sealegs.data.loaders import cannot_reposition
 from sealegs.drills.catalogue import Drill
 from sealegs.drills.controls import altered
 from sealegs.errors import ConfigError, RunHalted
@@ -154,6 +155,8 @@ class OwnLoop:
         subject = load_builder(self.place)()
         if subject.batches is None:
             raise ConfigError(f"--build {self.place}: the Subject has no batches to train on; give it batches=loader")
+        if refusal := cannot_reposition(subject.batches):
+            raise ConfigError(f"--build {self.place}: {refusal}")
         return subject
 
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sealegs.data.loaders import AlteredLoader
 from sealegs.errors import ConfigError
 from sealegs.faults.contract import Fault
 from sealegs.faults.data import (
@@ -295,7 +296,7 @@ def never_seen(fault: ReplayedBatches, number: int) -> ConfigError:
     return ConfigError(f"{fault}: batch {number} is to come again, and has not come in this process; {cure}")
 
 
-class Spoilt:
+class Spoilt(AlteredLoader):
     """A loader with some bad batches. All else is the loader's own: position, length, weights of sources.
 
     A batch is known by its own number (``index``, as in the lab), otherwise by how many came before it, over all
@@ -323,6 +324,11 @@ class Spoilt:
         """The batch of a number, from a loader that can give any, such as the lab's stream."""
         return self.spoiler.apply(self.loader.batch(number), number)
 
+    def altered(self, batch: Any, number: int) -> Any:
+        """What is given in place of a batch; the lab's batches know their numbers themselves."""
+        own = number_of(batch)
+        return self.spoiler.apply(batch, number if own is None else own)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # private names and the sequence protocol of the loader do not hold here
             raise AttributeError(name)
@@ -346,4 +352,4 @@ class Spoilt:
                 "the loader's position was saved without Spoilt, which counts batches: start from its own"
             )
         self._next = number + 1
-        return self.spoiler.apply(batch, number)
+        return self.altered(batch, number)
