@@ -120,6 +120,8 @@ class Findings:
     verdict: Health
     because: str
     """The reason for the verdict, in one sentence."""
+    unlearned: str = ""
+    """What says that nothing is learned, where nothing else is wrong with the loss."""
     cleared: tuple[Incident, ...] = ()
     """Rises that would call for action, had they not been announced, or if more than the loss had risen."""
     notices: tuple[str, ...] = ()

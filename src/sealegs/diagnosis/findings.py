@@ -21,7 +21,16 @@ from sealegs.diagnosis.curve.norm_leaps import norm_breaks, norm_leaps, norm_ris
 from sealegs.diagnosis.curve.repeated import without_repeats
 from sealegs.diagnosis.curve.rises import SMALLEST, heights_of, small_rises
 from sealegs.diagnosis.curve.saw_tooth import is_of_the_tooth, saw_tooth
-from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
+from sealegs.diagnosis.curve.stretches import (
+    Stretch,
+    flat,
+    guessed,
+    has_fallen,
+    is_as_before,
+    nonfinite,
+    overflowed,
+    risen,
+)
 from sealegs.diagnosis.damage import is_cleared, why_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.reward import FEWEST_RISING, has_learned
@@ -29,6 +38,7 @@ from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
 from sealegs.diagnosis.live_findings import constant_scale, stalls, standing
+from sealegs.diagnosis.not_fallen import at_chance, is_warming_up, not_fallen
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
 from sealegs.record.interventions import skipped_steps
@@ -113,7 +123,7 @@ def look(
     grave = [] if tooth else _grave(findings, curve, found)
     cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
     damage = [incident for incident in grave if incident not in cleared]
-    findings = replace(findings, cleared=cleared)
+    findings = replace(findings, cleared=cleared, unlearned=_unlearned(findings, curve))
     verdict, because = interventions.weighed(_verdict(findings, curve, found, damage, tooth), findings.done)
     if findings.standing and verdict == "healthy" and not known.loss_measures:
         because = ""  # how its first signals went is what stands
@@ -435,7 +445,8 @@ def _verdict(
     if not findings.kind.loss_measures:
         return _by_first_signals(findings)
     if any(one.kind == "plateau" for one in found) and (guess := guessed(curve, vocabulary(run))):
-        return "act", f"loss stands at ln {guess:,} from the first row to the last: it guesses among {guess:,}"
+        told = f"loss stands at ln {guess:,} from the first row to the last: it guesses among {guess:,}"
+        return ("watch", f"{told}; the learning rate still rises") if is_warming_up(run) else ("act", told)
     if blind is not None and _is_nothing(run, "loss") and _is_nothing(run, "grad_norm"):
         return "act", f"loss and gradient norm are exactly 0 on all {len(curve.losses)} rows: nothing is learned"
     if blind is not None:
@@ -462,6 +473,9 @@ def _verdict(
             passed = [OVERCOME if is_past else GIVEN_UP]
         return "watch", "; but ".join([_told(doubtful), *changes, *passed])
     first, last = _ends(curve)
+    if findings.unlearned:
+        is_a_guess = guessed(curve, vocabulary(run)) or has_fallen(curve)
+        return "watch" if is_a_guess else "unknown", findings.unlearned
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
     only = " in the loss" if findings.notices or findings.standing or findings.columns else ""
     notice = only + (f"; but {findings.notices[0]}" if findings.notices else "")
@@ -469,6 +483,17 @@ def _verdict(
         "healthy",
         f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{notice}{benign}",
     )
+
+
+def _unlearned(findings: Findings, curve: LossCurve) -> str:
+    """What says that nothing is learned, where nothing else is wrong; empty where something is, or nothing says so."""
+    is_judged = findings.kind.loss_measures and not findings.incidents and _blind(findings) is None
+    if not is_judged or len(curve.parts[-1]) < FEWEST_POINTS:
+        return ""
+    if has_fallen(curve):
+        return at_chance(findings.run, curve)
+    guess = guessed(curve, vocabulary(findings.run))
+    return not_fallen(curve) + (f", where ln {guess:,} is that of a guess among {guess:,}" if guess else "")
 
 
 def _falls(losses: Floats) -> bool:

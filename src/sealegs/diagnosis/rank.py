@@ -27,6 +27,7 @@ from sealegs.diagnosis.damage import announced_change, gradients_have_grown
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import RULES, onsets
 from sealegs.diagnosis.incident_order import gravity
+from sealegs.diagnosis.not_fallen import look_first
 from sealegs.diagnosis.questions import ending, walk
 from sealegs.diagnosis.signs import registry
 from sealegs.diagnosis.signs.sign import Sign
@@ -86,6 +87,8 @@ UNSCALE = (
     "stop all learning)"
 )
 """The order in place of a clip, where gradients are in other units."""
+OPEN = ("plateau", "metric-wrong", "unknown")
+"""Causes that leave open why a loss does not fall."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes whose first action is to leave the run alone."""
 
@@ -327,6 +330,11 @@ def first_action(facts: Facts, weighed: tuple[Weighed, ...], ending: str = "") -
 
 def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     """The action that the curve and the causes call for."""
+    is_level = bool(facts.findings.unlearned) or _is_flat_from_the_start(facts)
+    if is_level and not (
+        likely and (likely[0].grade in ("established", "supported") or likely[0].card.name not in OPEN)
+    ):
+        return look_first(facts.run)
     if not likely:
         is_told = facts.findings.verdict != "unknown"
         return "Leave it: nothing asks for an action." if is_told else f"Cannot tell: {facts.findings.because}."

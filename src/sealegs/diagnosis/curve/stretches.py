@@ -36,6 +36,8 @@ CONTINUED = 100
 """Rows that lie before a log that is the continuation of another one."""
 PLATEAU_MOVE = 2e-3
 """Largest change of the loss on a plateau, as a share, from its first to its last third."""
+SEEN = 2.0
+"""Standard errors of a median by which a loss must have fallen to be seen to fall."""
 
 CHOICES = (2, 10, 100, 256, 1000, 32_000, 32_768, 50_257, 50_304, 65_536, 128_256, 151_936)
 """Sizes of the sets among which models usually choose: two answers, digits, classes, bytes, vocabularies."""
@@ -220,6 +222,21 @@ def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     if has_never_fallen and abs(fallen) <= max(PLATEAU_MOVE * abs(level), min(doubt, SMALLEST * abs(level))):
         return [Stretch(int(curve.finite[0]), int(curve.finite[-1]), "plateau", is_open=True)]
     return []
+
+
+def has_fallen(curve: LossCurve) -> bool:
+    """Whether the losses of the last start are seen to fall, above their noise: from their first rows, or from their
+    first third, to their last third. A log that goes on from an earlier one fell before."""
+    losses = curve.losses[curve.parts[-1]]
+    if len(losses) < 2 or curve.steps[0] > CONTINUED * curve.interval:
+        return True
+    noise = 1.4826 * float(median(np.abs(np.diff(losses)))) / np.sqrt(2)
+    last = losses[-(len(losses) // 3) :]
+    begun = float(losses[:3].max()) - float(median(losses)) >= 5 * max(noise, PLATEAU_MOVE * abs(float(median(last))))
+    return begun or any(
+        float(median(first) - median(last)) > SEEN * 1.25 * noise * np.sqrt(1 / len(first) + 1 / len(last))
+        for first in (losses[: len(losses) // 3], losses[: max(len(losses) // 8, 3)])
+    )
 
 
 def guessed(curve: LossCurve, vocabulary: float | None) -> int:
