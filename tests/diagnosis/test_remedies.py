@@ -1,5 +1,6 @@
 """What must not be advised: remedies that do harm where they are carried out, and tests that would."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,16 @@ def test_what_never_fell_gets_no_lower_rate(tmp_path: Path) -> None:
     assert "one batch until it is known by heart" in found.first_action
 
 
-@pytest.mark.parametrize(("scale", "words"), [(1.0, "clip gradients at 0.5"), (16384.0, "unscale gradients")])
-def test_a_clip_is_in_the_units_of_the_gradients(scale: float, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scale", "words"), [
+    (0.4, "clip gradients at 0.5 (0.5 would clip 0%"),
+    (0.8, "would clip 100% of the healthy steps, whose median norm"),
+    (16384.0, "unscale gradients"),
+])  # fmt: skip
+@pytest.mark.parametrize("clip", [None, 0.2, 0.6, 50.0])
+def test_a_clip_is_checked_against_the_norms_of_the_run(
+    scale: float, words: str, clip: float | None, tmp_path: Path
+) -> None:
+    """In the units of the gradients, and so that it does not clip most steps; none that is looser than the present."""
     norm = {"line": [[0, 3.0 * scale], [100, 0.9 * scale], [600, 0.8 * scale]], "noise": 0.05}
     shares = {"0": f"{'9 ' * 20}{'0 ' * 20}", "400": f"{'9 ' * 20}0 3{' 0' * 18}", "401": f"{'9 ' * 20}{'0 ' * 20}"}
     leap = CALM | {"line": [[0, 6.0], [100, 3.0], [399, 2.6], [400, 5.6], [440, 3.6], [600, 3.4]]}
@@ -55,9 +64,15 @@ def test_a_clip_is_in_the_units_of_the_gradients(scale: float, words: str, tmp_p
         "batch_hash": {"batches": True},
         "token_loss_histogram": {"texts": shares},
     }
-    found = diagnosed(tmp_path, signals=signals)
+    settings = {} if clip is None else {"max_grad_norm": clip}
+    found = diagnosed(tmp_path, signals=signals, settings=settings)
     assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("long-tail-token", "supported"), found.hypotheses
-    assert words in found.first_action
+    is_looser = clip is not None and clip <= (0.7 if scale == 0.8 else 0.5)
+    assert (words in found.first_action) is not is_looser, found.first_action
+    advised = re.search(r"clip gradients at (\S+)", found.first_action)
+    assert advised is None or 0.36 * scale / 0.4 <= float(advised[1]) <= max(0.5, 1.1 * scale), (
+        "most steps go unclipped"
+    )
 
 
 def test_weights_are_not_left_alone_where_the_evaluation_loss_rose(tmp_path: Path) -> None:
@@ -148,7 +163,7 @@ def test_a_clip_that_is_in_force_is_not_advised(clip: float, is_advised: bool, t
     }
     found = diagnosed(tmp_path, signals=signals)
     assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("long-tail-token", "supported")
-    assert ("clip gradients at 0.5" in found.first_action) is is_advised
+    assert ("clip gradients at 0.9" in found.first_action) is is_advised
     assert "stratified" in found.first_action
 
 

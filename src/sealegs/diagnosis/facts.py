@@ -426,6 +426,11 @@ class Facts:
         place = int(np.argmax(values))
         return Against(int(near.steps[place]), float(values[place]), float(before.values.mean()))
 
+    @property
+    def is_clipped_when_measured(self) -> bool:
+        """Whether the gradient norm is that after clipping."""
+        return any((one.signal, one.kind) == ("grad_norm", "clipped") for one in self.findings.problems)
+
     def clip_at(self, step: float) -> float | None:
         """The norm that gradients were clipped to at a step: as the rows say, else by the settings."""
         logged = self.series("clip_norm").finite.within(-math.inf, step).values

@@ -22,6 +22,7 @@ import numpy as np
 
 from sealegs.diagnosis import interventions, statements
 from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, Test, causes
+from sealegs.diagnosis.clip_advice import borne_out
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis, Statement
 from sealegs.diagnosis.damage import announced_change, gradients_have_grown
 from sealegs.diagnosis.facts import Facts
@@ -80,13 +81,6 @@ SPLITS = (
     "or the weights; with the same batches alone, the data; with neither, the machine"
 )
 """The test that splits the causes of a leap of which nothing is known."""
-OTHER_UNITS = 100.0
-"""Times a clip that a gradient norm is where it is not in the units of the clip: of a scaled loss, or a sum."""
-UNSCALE = (
-    "unscale gradients before their norm is measured and clipped (the usual norm is {norm:.3g}: a clip of {clip} would "
-    "stop all learning)"
-)
-"""The order in place of a clip, where gradients are in other units."""
 OPEN = ("plateau", "metric-wrong", "unknown")
 """Causes that leave open why a loss does not fall."""
 LEAVE_IT = ("hard-batch", "plateau")
@@ -439,7 +433,7 @@ def _counted(found: Sequence[int]) -> str:
 
 
 def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
-    """The remedies that can be carried out, in words; with a warning where a clip would always take effect."""
+    """The remedies that can be carried out, in words."""
     orders, idle, done = [], statements.without_help(facts), facts.findings.done
     for remedy in remedies:
         if remedy.grade == "show-only" or not _makes_sense(facts, remedy):
@@ -450,18 +444,9 @@ def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
             continue
         if idle and any(each.name in idle for each in kinds_of(remedy.do)):  # it was tried, and did not help
             continue
-        orders.append(_clip(facts, remedy, remedy.clips_at) if remedy.clips_at is not None else remedy.do)
+        if (sane := borne_out(facts, remedy)) is not None:
+            orders.append(sane.do)
     return ", ".join(orders)
-
-
-def _clip(facts: Facts, remedy: Remedy, clip: float) -> str:
-    """A clip in words, with a warning where it would always take effect; another order where norms are in other
-    units."""
-    norms = facts.before("grad_norm").values
-    usual = float(np.median(norms)) if len(norms) else 0.0
-    if usual > OTHER_UNITS * clip:
-        return UNSCALE.format(norm=usual, clip=f"{clip:g}")
-    return remedy.do + (f" (the usual norm is {usual:.2g}: it will clip most steps)" if usual > clip else "")
 
 
 def _makes_sense(facts: Facts, one: Remedy | Test) -> bool:

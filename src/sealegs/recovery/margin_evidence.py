@@ -9,19 +9,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from statistics import median, quantiles
+from statistics import median
 
 from sealegs.detectors.proportion import Proportion
 from sealegs.judge import is_surprise
 from sealegs.recovery.actions import Action, ClipQK, LowerLR, Tighten, TightenByEvidence, UseBf16
+from sealegs.stats.clip_limit import clip_limit
 from sealegs.vocabulary import Row, Verdict
 
 WITHIN = 200
 """Steps that are looked at together."""
-FEWEST = 20
-"""Healthy norms from which a clipping limit can be checked."""
-CLIPPED = 10
-"""One healthy step in so many is clipped by a limit that is chosen by the norms."""
 LIMIT = 100.0
 """The largest element of a gradient, where infinite ones are clipped."""
 CHANGED = 2.0
@@ -134,17 +131,7 @@ class MarginEvidence:
         clip: 0.5 would clip 100% of the healthy steps, whose median norm is 1.499: 1.54 clips one in 10
         >>> evidence.check_clip(0.5, now=1.0).value
         """
-        if len(self._healthy) < FEWEST:
-            return Margin("clip", clip, f"not checked: {len(self._healthy)} norms of healthy steps are known")
-        usual = median(self._healthy)
-        share = sum(norm > clip for norm in self._healthy) / len(self._healthy)
-        told = f"{clip:g} would clip {share:.0%} of the healthy steps, whose median norm is {usual:.4g}"
-        if clip >= usual:
-            return Margin("clip", clip, told)
-        limit = float(f"{quantiles(self._healthy, n=CLIPPED)[-1]:.3g}")
-        if now is not None and limit >= now:
-            return Margin("clip", None, f"{told}, and the present {now:g} clips more than one in {CLIPPED} already")
-        return Margin("clip", limit, f"{told}: {limit:g} clips one in {CLIPPED}")
+        return Margin("clip", *clip_limit(clip, self._healthy, now))
 
     def _qk_clip(self, limit: float) -> Margin:
         """Rescaling queries and keys, where logits of attention were too large."""

@@ -116,6 +116,11 @@ def postmortem_of(case: Case) -> Postmortem:
         remediation=(
             *(f"{change}{'' if is_named else ', if it is H1'}" for change in changes),
             *([f"in a rerun: {in_words(fixes)} ({_as_given(fixes)})"] if fixes else []),
+            *(
+                doubt
+                for fix in fixes
+                if fix.name == "clip" and (doubt := causes.doubt_of_clip(facts, float(fix.value)))
+            ),
         ),
         fixes=fixes,
         verification=_how_to_verify(case, has_remedy=bool(remedies or fixes))

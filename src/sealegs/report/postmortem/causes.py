@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sealegs.diagnosis.cause_cards import Remedy, causes
+from sealegs.diagnosis.clip_advice import borne_out, healthy_norms
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.rank import Weighed, situations, weigh
 from sealegs.diagnosis.signs import registry
@@ -12,6 +13,7 @@ from sealegs.record.schema import unspell
 from sealegs.report.commands.replay import ArmShown, Replayed
 from sealegs.report.postmortem.blocks import FEWEST
 from sealegs.report.postmortem.values import CandidateCause
+from sealegs.stats.clip_limit import clip_limit
 
 MOST_LIKELY, MOST_RULED_OUT = 5, 4
 ORDER = ("established", "supported", "hypothesis", None, "ruled out")
@@ -134,7 +136,14 @@ def remedies(facts: Facts, cause: str) -> list[Remedy]:
         if not (remedy.unless and registry.SIGNS[remedy.unless](facts).holds)
         and not (remedy.when and not registry.SIGNS[remedy.when](facts).holds)
     ]
-    return sorted(fitting, key=lambda remedy: ("safe", "opt-in", "show-only").index(remedy.grade))
+    sane = [one for remedy in fitting if (one := borne_out(facts, remedy)) is not None]
+    return sorted(sane, key=lambda remedy: ("safe", "opt-in", "show-only").index(remedy.grade))
+
+
+def doubt_of_clip(facts: Facts, clip: float) -> str:
+    """What is to be said where a clip that a rerun is made with would clip most healthy steps of the run."""
+    limit = clip_limit(clip, healthy_norms(facts))
+    return f"in the run itself not clip {clip:g}: {limit.because}" if limit.value != clip else ""
 
 
 def told(remedy: Remedy) -> str:
