@@ -39,7 +39,7 @@ from sealegs.record.writer import INCOMPLETE
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.probe_isolation import ProbeIsolation
 from sealegs.recovery.recovery import Recovery
-from sealegs.recovery.restore_points import is_finite
+from sealegs.recovery.restore_points import is_finite, not_finite
 from sealegs.recovery.run_end import RunEnd
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.signals.attention import HeadLogits, attentions_of
@@ -535,7 +535,10 @@ class LoopPort(Observer):
             self.watch.note("thawed", step=self.number, text=text)
         if self._act and (halted := self.watch.halted):
             halted = replace(halted, instead="")
-            raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
+            is_in_weights = any(finding.signal == "params_finite" for finding in halted.findings)
+            weights = not_finite(self._model, self.watch) if is_in_weights else ""
+            text = f"the run is halted: {halted}{weights and f'; not finite: {weights}'}"
+            raise RunHalted(text, halted, self.watch.incident)
         if self._saving is not None:
             self._write_restored()
             self._saving.after_step(self.number, went_back=went_back)
