@@ -173,7 +173,7 @@ def test_gradients_that_underflow_to_the_end_are_a_reason_to_look(until: int, tm
 def test_a_loss_scale_that_stands_still_is_told(scale: float, is_told: bool, tmp_path: Path) -> None:
     found = beside_a_calm_loss(tmp_path, loss_scale=lambda step: scale).findings
     assert found.verdict == "healthy"
-    assert ("but loss scale constant at 65536 in steps 0 to 3999" in found.because) == is_told
+    assert ("beside it: loss scale constant at 65536 in steps 0 to 3999" in found.because) == is_told
 
 
 @pytest.mark.parametrize(("fold", "is_told"), [(7.0, True), (2.5, True), (1.6, False)])
@@ -182,7 +182,7 @@ def test_a_gradient_norm_that_rises_to_a_multiple_is_told(fold: float, is_told: 
         tmp_path, grad_norm=lambda step: fold ** max(step / 2000 - 1, 0) + step % 7 / 70
     ).findings
     assert found.verdict == "healthy"
-    assert ("but gradient norm rising since about step" in found.because) == is_told
+    assert ("beside it: gradient norm rising since about step" in found.because) == is_told
 
 
 @pytest.mark.parametrize(("scale", "action"), [(8192.0, "Raise the loss scale to 65536"), (524288.0, "Use bf16")])

@@ -180,3 +180,58 @@ def test_the_only_source_is_not_taken_out(before: str, is_advised: bool, tmp_pat
     assert found.hypotheses[0].cause == "bad-data-batch"
     assert "kip those batches" in found.first_action
     assert ("take the source out" in found.first_action) is is_advised
+
+
+@pytest.mark.parametrize("ended", [700, 1450])
+@pytest.mark.parametrize(("begun", "height"), [(300, 1.25), (600, 1.7), (690, 2.5)])
+def test_what_is_long_over_is_not_waited_for(begun: int, height: float, ended: int, tmp_path: Path) -> None:
+    """Whatever it was: no page says to look again in 200 steps where 200 steps show that it is over."""
+    begun += ended - 700
+    leap = {"line": [[0, 6.0], [100, 3.0], [begun - 1, 2.6], [begun, 2.6 * height], [ended - 1, 2.6 * height]]}
+    leap["line"] += [[ended, 2.6], [1500, 2.5]]
+    found = diagnosed(tmp_path, steps=1500, signals={"loss": leap | {"noise": 0.01}, "grad_norm": NORM})
+    assert found.findings.incidents
+    assert ("look again in 200 steps" in found.first_action) <= (ended == 1450), found.first_action
+    assert "the loss is back" in found.first_action or "go on" in found.first_action or ended == 1450
+
+
+def test_a_healthy_page_does_not_say_that_all_is_well_and_not_well(tmp_path: Path) -> None:
+    rising = {"line": [[0, 0.5], [600, 3.0]], "noise": 0.05}
+    found = diagnosed(tmp_path / "rises", signals={"loss": CALM, "grad_norm": rising})
+    assert found.findings.verdict == "healthy"
+    assert "but" not in found.findings.because
+    assert "beside it: gradient norm rising" in found.findings.because
+    assert "look again when it stops, since gradients grow" in found.first_action
+    leaps = NORM | {"set": [[400, 405, 20.0]]}
+    found = diagnosed(tmp_path / "leaps", signals={"loss": CALM, "grad_norm": leaps})
+    assert "beside it: gradient norm up to 20" in found.findings.because
+    assert found.first_action == "Leave it: nothing asks for an action."
+
+
+@pytest.mark.parametrize("logs", ["norms", "no norms", "rare overflows"])
+@pytest.mark.parametrize("scale", [1024.0, 65536.0])
+def test_a_constant_loss_scale_is_made_dynamic_before_anything_else(logs: str, scale: float, tmp_path: Path) -> None:
+    broken: dict[str, Any] = {"set": [[400, 600, "NaN"]]} if logs != "rare overflows" else {}
+    signals = {"loss": CALM | broken, "loss_scale": {"line": [[0, scale], [600, scale]]}}
+    if logs != "no norms":
+        overflows = [[step, step, "inf"] for step in range(300, 600, 7)]
+        signals["grad_norm"] = NORM | {"set": [*overflows, *([[400, 600, "inf"]] if broken else [])]}
+    found = diagnosed(tmp_path, signals=signals, dtype="fp16")
+    assert found.findings.verdict == "act"
+    assert {it.question: it.answer for it in found.path}.get("Q3.2", "constant") == "constant"
+    assert "GradScaler" in found.first_action, found.first_action
+    assert "halve the LR" not in found.first_action
+    order = [found.first_action.find(word) for word in ("GradScaler", "bf16")]
+    assert order == sorted(order), found.first_action
+
+
+@pytest.mark.parametrize(("highest", "is_ruled_out"), [(0.9, True), (1.7, False), (2.6, False)])
+def test_a_rare_token_is_ruled_out_by_gradients_that_would_have_shown_it(
+    highest: float, is_ruled_out: bool, tmp_path: Path
+) -> None:
+    """A doubled norm is what a few rare tokens among many common ones leave: not for it, and no proof against it."""
+    leap = CALM | {"line": [[0, 6.0], [100, 3.0], [399, 2.6], [400, 5.6], [404, 2.6], [600, 2.5]]}
+    norm = NORM | {"set": [[400, 404, highest * 0.85]]}
+    found = diagnosed(tmp_path, signals={"loss": leap, "grad_norm": norm})
+    out = {it.cause for it in found.hypotheses if it.grade == "ruled out"}
+    assert ("long-tail-token" in out) is is_ruled_out

@@ -53,6 +53,15 @@ def test_what_means_nothing(name: str) -> None:
     assert role(name) is None
 
 
+@pytest.mark.parametrize(
+    "name", ["rank0_grad_norm", "rank_3/grad_norm", "layers.0.grad_norm", "encoder_grad_norm", "h11 norm"]
+)
+def test_the_norm_of_a_part_is_not_that_of_the_run(name: str) -> None:
+    assert role(name) is None
+    assert "grad_norm" not in assign("log", columns(step=9, loss=9, **{name: 9}), {})
+    assert assign("log", columns(step=9, loss=9, **{name: 9, "rank-encoder-7 - grad_norm": 9}), {})["grad_norm"]
+
+
 def test_the_better_name_wins_unless_it_is_seldom_logged() -> None:
     assert candidates(columns(train__loss=50, loss=50, mean_loss=50), "loss")[0] == "loss"
     assert candidates(columns(train_loss=1, batch_loss=50), "loss")[0] == "batch_loss"

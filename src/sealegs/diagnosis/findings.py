@@ -149,7 +149,8 @@ def look(
 
 def _strongest(strong: Sequence[ColumnFinding]) -> str:
     """The first of the strong findings in columns, and how many there are."""
-    more = f"; and {len(strong) - 1} more columns out of the ordinary" if len(strong) > 1 else ""
+    others = len(strong) - 1
+    more = f"; and {others} more column{'s' if others > 1 else ''} out of the ordinary" if others else ""
     return strong[0].text + more
 
 
@@ -478,7 +479,7 @@ def _verdict(
         return "watch" if is_a_guess else "unknown", findings.unlearned
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
     only = " in the loss" if findings.notices or findings.standing or findings.columns else ""
-    notice = only + (f"; but {findings.notices[0]}" if findings.notices else "")
+    notice = only + (f"; beside it: {findings.notices[0]}" if findings.notices else "")
     return (
         "healthy",
         f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{notice}{benign}",
@@ -516,8 +517,8 @@ def _by_first_signals(findings: Findings) -> tuple[Health, str]:
         blind = _blind(findings)
         return "unknown", "; ".join([*told, f"but {findings.kind.lacks}", *([blind.text] if blind else [])])
     rises = len(findings.incidents)
-    aside = f"; {rises} rises of the loss, which is no measure here" if rises else ""
-    notice = f"; but {findings.notices[0]}" if findings.notices else ""
+    aside = f"; {rises} rise{'s' if rises > 1 else ''} of the loss, which is no measure here" if rises else ""
+    notice = f"; beside it: {findings.notices[0]}" if findings.notices else ""
     return "healthy", f"{', '.join(told[:MOST_TOLD])}, and nothing out of the ordinary{aside}{notice}"
 
 

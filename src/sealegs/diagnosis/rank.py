@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 
 from sealegs.diagnosis import interventions, statements
-from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, Test, causes
-from sealegs.diagnosis.clip_advice import borne_out
+from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis, Statement
 from sealegs.diagnosis.damage import announced_change, gradients_have_grown
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import RULES, onsets
+from sealegs.diagnosis.fitting import fitting, makes_sense
 from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.not_fallen import look_first
 from sealegs.diagnosis.questions import ending, walk
@@ -330,8 +330,7 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     ):
         return look_first(facts.run)
     if not likely:
-        is_told = facts.findings.verdict != "unknown"
-        return "Leave it: nothing asks for an action." if is_told else f"Cannot tell: {facts.findings.because}."
+        return _leave(facts) if facts.findings.verdict != "unknown" else f"Cannot tell: {facts.findings.because}."
     if facts.findings.verdict == "watch" and facts.findings.cleared:
         rise = min(facts.findings.cleared, key=gravity)
         change = announced_change(facts.run, rise)
@@ -343,7 +342,7 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     if facts.findings.verdict == "healthy" and "metric" in top.card.explains and not _in_two_units(facts):
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."
     if facts.findings.verdict == "healthy" and facts.findings.kind.is_trained_before:
-        return "Leave it: nothing asks for an action."  # steps at epochs, a saw-tooth: usual there
+        return _leave(facts)  # steps at epochs, a saw-tooth: usual there
     asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
     if top.card.name in LEAVE_IT and top.grade != "hypothesis" and not asks:
         return f"Leave it: {_orders(facts, top.card.remedies)}."
@@ -392,6 +391,14 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     return text[:1].upper() + text[1:] + "."
 
 
+def _leave(facts: Facts) -> str:
+    """The action where none is called for; of a run in which something stands beside the loss, when to look again."""
+    nothing = "Leave it: nothing asks for an action."
+    if facts.norm_rise is None or facts.findings.verdict != "healthy":
+        return nothing
+    return f"{nothing[:-1]} while the loss falls; look again when it stops, since gradients grow."
+
+
 def _how_it_passed(facts: Facts) -> str:
     """Why the present weights are not those that an incident spoilt; empty where they may be."""
     if facts.findings.verdict != "act":
@@ -399,7 +406,7 @@ def _how_it_passed(facts: Facts) -> str:
             return "its update was skipped"
         if facts.is_overcome:
             return "the run went back and has passed it"
-    return "the loss is back" if facts.is_over else ""
+    return "the loss is back" if facts.is_over or registry.SIGNS["back-for-long"](facts).holds else ""
 
 
 def _before_the_test(facts: Facts, likely: Sequence[Weighed], past: str) -> str:
@@ -435,8 +442,8 @@ def _counted(found: Sequence[int]) -> str:
 def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
     """The remedies that can be carried out, in words."""
     orders, idle, done = [], statements.without_help(facts), facts.findings.done
-    for remedy in remedies:
-        if remedy.grade == "show-only" or not _makes_sense(facts, remedy):
+    for remedy in fitting(facts, remedies):
+        if remedy.grade == "show-only":
             continue
         if remedy.lowers_the_rate and (registry.SIGNS["rate-is-tiny"](facts).holds or _is_flat_from_the_start(facts)):
             continue
@@ -444,16 +451,8 @@ def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
             continue
         if idle and any(each.name in idle for each in kinds_of(remedy.do)):  # it was tried, and did not help
             continue
-        if (sane := borne_out(facts, remedy)) is not None:
-            orders.append(sane.do)
+        orders.append(remedy.do)
     return ", ".join(orders)
-
-
-def _makes_sense(facts: Facts, one: Remedy | Test) -> bool:
-    """Whether what a remedy or a test asks for is so, and what rules it out is not."""
-    is_pointless = one.unless and registry.SIGNS[one.unless](facts).holds
-    is_beside = one.when and not registry.SIGNS[one.when](facts).holds
-    return not is_pointless and not is_beside
 
 
 def _is_flat_from_the_start(facts: Facts) -> bool:
@@ -463,12 +462,12 @@ def _is_flat_from_the_start(facts: Facts) -> bool:
 def _with_test(facts: Facts, item: Weighed, likely: list[Weighed]) -> Weighed:
     """The cause, with the test that splits it from its likeliest rival: its own, or the rival's. Without either, its
     first test."""
-    own = {test.apart_from: test.do for test in reversed(item.card.tests) if _makes_sense(facts, test)}
+    own = {test.apart_from: test.do for test in reversed(item.card.tests) if makes_sense(facts, test)}
     for rival in (other.card for other in likely if other is not item):
-        theirs = (test.do for test in rival.tests if test.apart_from == item.card.name and _makes_sense(facts, test))
+        theirs = (test.do for test in rival.tests if test.apart_from == item.card.name and makes_sense(facts, test))
         if test := own.get(rival.name) or next(theirs, ""):
             return replace(item, hypothesis=replace(item.hypothesis, next_test=test))
-    first = next((test.do for test in item.card.tests if _makes_sense(facts, test)), "")
+    first = next((test.do for test in item.card.tests if makes_sense(facts, test)), "")
     return replace(item, hypothesis=replace(item.hypothesis, next_test=first)) if first else item
 
 

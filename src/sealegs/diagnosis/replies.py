@@ -267,7 +267,9 @@ def loss_scale(facts: Facts) -> Reply:
     values = facts.series("loss_scale").finite.values
     if word is None:
         return Reply(UNKNOWN, "loss_scale is not logged", ("loss_scale",))
-    says = {"moving": YES, "collapsed": "collapsed", "stuck": "constant", "constant": "constant"}[word]
+    says = {"moving": YES, "collapsed": "collapsed", "stuck": "constant", "constant": "constant", "still": UNKNOWN}[
+        word
+    ]
     return Reply(says, f"loss scale between {values.min():.6g} and {values.max():.6g}, {values[-1]:.6g} at the end")
 
 
@@ -292,10 +294,9 @@ def fingerprint(facts: Facts) -> Reply:
 def fix_of_overflow(facts: Facts) -> Reply:
     """Question 3.4: the fix for an overflow."""
     scale = signs_of_numbers.scale_of(facts)
-    if scale in ("stuck", "constant", None):
-        return Reply(
-            "dynamic loss scaling, or bf16", "the loss scale does not move" if scale else "no loss scale is logged"
-        )
+    if scale in ("stuck", "constant", "still", None):
+        said = "the loss scale does not move" if scale else "no loss scale is logged"
+        return Reply("dynamic loss scaling, or bf16", said)
     if scale == "collapsed":
         lower = "bf16" if signs_of_settings.rate_is_tiny(facts).holds else "halve the LR, or bf16"
         return Reply(lower, "the loss scale collapsed: activations are too large throughout")

@@ -100,6 +100,12 @@ _POLICY = frozenset({"policy", "pg", "surrogate", "actor", "pi"})
 """Words of a policy's own loss, which comes before that of its critic."""
 _SELDOM = 20
 """Times as often as a loss that another measure is logged, from which on the loss is not what the log is about."""
+_PART = re.compile(
+    r"(?:rank|local|worker|gpu|cuda|device|node|host|shard|replica|stage|layer|block|group|expert|head|module)s?\d*"
+    r"|h\d+|wte|wpe|embed\w*|lm|encoder|decoder|attn|attention|mlp|ffn|router|gate|lora|adapter|weight|bias|qkv?|proj"
+    r"|conv\d*|backbone|trunk|stem|unet|vae|vision|tower"
+)
+"""Words before the name of a norm that say of which part of the run or the model it is: it is not the run's."""
 _FALLBACK_RANK = 1000
 
 
@@ -156,11 +162,22 @@ def _role(name: str) -> Role | None:
         elif not held_out and not any(
             map(_SETTING.fullmatch, words[:cut])
         ):  # max_grad_norm is what they are clipped to
+            if found.signal == "grad_norm" and _is_of_a_part(name):
+                continue
             return Role(found.rank + 20 * cut, found.signal)
     if "loss" in words and not any(map(_NO_LOSS.fullmatch, words)):
         better = 100 * ("train" in words) + 50 * (not _POLICY.isdisjoint(words))
         return Role(_FALLBACK_RANK - better, "eval_loss" if held_out else "loss")
     return None
+
+
+def _is_of_a_part(name: str) -> bool:
+    """Whether the name of a norm says of which rank, layer or module it is; the name of a run before it does not count.
+
+    >>> role("layers.0.grad_norm"), role("rank0_grad_norm"), role("lm-encoder-3 - train/grad_norm").signal
+    (None, None, 'grad_norm')
+    """
+    return any(map(_PART.fullmatch, plain(name.rpartition(" - ")[2]).split("_")))
 
 
 def candidates(columns: Columns, signal: str) -> list[str]:

@@ -322,20 +322,26 @@ def gradients_overflow(facts: Facts) -> Sign:
     return so(bool(bad.any()), f"panel 3: {int(bad.sum())} of {len(bad)} gradient norms not finite{first}")
 
 
+LONGEST_STILL = 3000
+"""Steps without a change of the loss scale from which on it is constant: a scaler doubles it after 2000 clean ones."""
+
+
 def scale_of(facts: Facts) -> str | None:
-    """The history of the loss scale in a word: moving, constant, collapsed or stuck; None if it is not logged."""
+    """The history of the loss scale in a word: moving, collapsed, stuck (overflows, and it does not move), constant
+    (where a scaler would have doubled it), or still (too short to say); None if it is not logged."""
     scales = facts.series("loss_scale")
     values = scales.finite.values
     if not len(values):
         return None
     if values.min() < 1:
         return "collapsed"
-    bad = facts.series("grad_norm")
-    overflows = bad.steps[~np.isfinite(bad.values)]
-    if len(np.unique(values)) == 1:
-        is_owed = len(overflows) > 0 and overflows[0] < scales.steps[-1]
-        return "stuck" if is_owed else "constant" if scales.steps[-1] - scales.steps[0] > 3000 else "moving"
-    return "moving"
+    if len(np.unique(values)) > 1:
+        return "moving"
+    logged = (facts.series("grad_norm"), facts.loss)
+    overflows = [step for each in logged for step in each.steps[~np.isfinite(each.values)][:1].tolist()]
+    if overflows and min(overflows) < scales.steps[-1]:
+        return "stuck"
+    return "constant" if scales.steps[-1] - scales.steps[0] > LONGEST_STILL else "still"
 
 
 def scale_collapsed(facts: Facts) -> Sign:

@@ -41,6 +41,19 @@ def gradient_calm(facts: Facts) -> Sign:
     return so(found.ratio < CALM_FOLD, f"panel 3: grad norm {found.value:.3g}, {found.usual:.3g} before: no leap")
 
 
+def gradient_as_before(facts: Facts) -> Sign:
+    """The loss leaps, and no gradient norm about it is above the largest of the hundred before: a batch that gives the
+    weights a push would show, unless the norm was measured after clipping."""
+    found = _gradient(facts)
+    if isinstance(found, Sign):
+        return found
+    before = facts.before("grad_norm").values
+    if facts.is_clipped_when_measured or len(before) < NEAR:
+        return NOT_ASKED
+    largest = float(before.max())
+    return so(found.value <= largest, f"panel 3: grad norm {found.value:.3g}, up to {largest:.3g} before: as before")
+
+
 def gradient_ramps(facts: Facts) -> Sign:
     """The gradient norm grows several-fold over a few rows and the loss follows: not the effect of one batch."""
     if facts.focus is None or not (facts.leaps or facts.is_nonfinite):

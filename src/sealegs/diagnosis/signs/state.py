@@ -19,6 +19,8 @@ OF_WEIGHTS = re.compile(r"(?!.*(?:grad|layer_?norm|rms_?norm))(?:.*[/_.])?(?:par
 """Names of columns with the norm of weights."""
 REWARD = re.compile(r"reward|\breturns?\b|ep_?ret|ep_rew|score")
 """Names under which loops log their objective."""
+WAITED = 200
+"""Steps after which a loss that is back is known to stay."""
 COURSE = 200
 """Rows after a resume whose course is compared with what came before."""
 STILL = 50
@@ -395,6 +397,15 @@ def level_shifts(facts: Facts) -> Sign:
     if focus is None:
         return NOT_ASKED
     return so(focus.kind == "level_shift", f"panel 1: from {focus.usual:.4g} to another level at step {focus.start}")
+
+
+def back_for_long(facts: Facts) -> Sign:
+    """The loss has been back for as long as one waits to see whether it stays."""
+    focus = facts.focus
+    if focus is None or focus.end is None or not facts.came_back:
+        return NOT_ASKED
+    since = facts.last - focus.end
+    return so(since >= WAITED, f"panel 1: the loss has been back for {since} steps")
 
 
 def is_flat(facts: Facts) -> Sign:

@@ -10,10 +10,11 @@ SOURCES: Mapping[str, str] = {
     "loss": "back-at-once burst-of-rows goes-on-rising heals-slowly is-young leaps-recur came-suddenly "
     "nonfinite-stays nonfinite-passes nonfinite-from-the-start nonfinite-before-any-update loss-infinite "
     "leaps-with-resume leaps-after-resume goes-on-from-earlier flat-from-the-start stuck-at-uniform "
-    "back-at-the-start exactly-zero multiple-of-uniform level-shifts is-flat loss-hovers ends-next-to-nothing "
+    "back-at-the-start back-for-long exactly-zero multiple-of-uniform level-shifts is-flat loss-hovers "
+    "ends-next-to-nothing "
     "loss-turns-with-lr lower-after-resume lower-after-each-resume starts-above-uniform starts-far-above-uniform "
     "metric-doubtful",
-    "gradient norm": "gradient-many-fold gradient-calm gradient-ramps gradient-alone gradients-grow "
+    "gradient norm": "gradient-many-fold gradient-calm gradient-as-before gradient-ramps gradient-alone gradients-grow "
     "gradients-vanish gradient-first loss-first gradients-overflow zero-loss-without-gradient loss-of-nothing "
     "zero-loss-zero-gradient gradient-climbs-before climbs-with-gradients calibrates-again scaled-by-whole-number",
     "epochs": "falls-by-epochs",

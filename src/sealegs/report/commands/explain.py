@@ -5,11 +5,14 @@ from collections.abc import Iterator
 
 from sealegs.diagnosis.cause_cards import causes
 from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.fitting import fitting
 
 PAGE = "docs/check.md"
 WIDTH = 100
 VERDICTS = {
-    "healthy": "What tells first of this kind of run is as it should be. There is nothing to do.",
+    "healthy": "What tells first of this kind of run is as it should be. Nothing asks for an action; what is "
+    "told beside the verdict is good to know.",
     "watch": "Something happened that healed by itself, or that may become more. Look at it when you are at your desk.",
     "act": "The run is damaged, or is getting worse, and waiting does not help. Every step from here on costs money.",
     "unknown": "There is too little in this log to tell. That is no good news and no bad news.",
@@ -60,9 +63,10 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     yield from _standing(diagnosis)
     for kind in dict.fromkeys(incident.kind for incident in found.incidents):
         yield from _paragraph(kind, INCIDENTS[kind], "incidents")
+    facts = Facts(found, diagnosis.rules)
     for hypothesis in diagnosis.hypotheses:
         card = causes()[hypothesis.cause]
-        remedies = "; ".join(f"{remedy.do} ({remedy.grade})" for remedy in card.remedies)
+        remedies = "; ".join(f"{remedy.do} ({remedy.grade})" for remedy in fitting(facts, card.remedies))
         references = f" See {'; '.join(card.references)}." if card.references else ""
         yield from _paragraph(card.title, f"{card.mechanism} Remedies: {remedies}.{references}", "causes")
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sealegs.diagnosis.cause_cards import Remedy, causes
-from sealegs.diagnosis.clip_advice import borne_out, healthy_norms
 from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.fitting import fitting, healthy_norms
 from sealegs.diagnosis.rank import Weighed, situations, weigh
 from sealegs.diagnosis.signs import registry
 from sealegs.record.schema import unspell
@@ -130,14 +130,8 @@ def blamed(found: Sequence[CandidateCause], replayed: Replayed | None) -> str | 
 def remedies(facts: Facts, cause: str) -> list[Remedy]:
     """The remedies of a card that make sense here, the smallest change first."""
     card = causes().get(cause)
-    fitting = [
-        remedy
-        for remedy in (card.remedies if card is not None else ())
-        if not (remedy.unless and registry.SIGNS[remedy.unless](facts).holds)
-        and not (remedy.when and not registry.SIGNS[remedy.when](facts).holds)
-    ]
-    sane = [one for remedy in fitting if (one := borne_out(facts, remedy)) is not None]
-    return sorted(sane, key=lambda remedy: ("safe", "opt-in", "show-only").index(remedy.grade))
+    found = fitting(facts, card.remedies if card is not None else ())
+    return sorted(found, key=lambda remedy: ("safe", "opt-in", "show-only").index(remedy.grade))
 
 
 def doubt_of_clip(facts: Facts, clip: float) -> str:

@@ -1,12 +1,14 @@
-"""A remedy in, the one that this run can bear out: of a clip, with the limit checked against the run's own norms."""
+"""The remedies of a card in, those that fit this run out: a clip with a limit that the run's own norms bear out."""
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
-from sealegs.diagnosis.cause_cards import Remedy
+from sealegs.diagnosis.cause_cards import Remedy, Test
 from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.signs import registry
 from sealegs.stats.clip_limit import clip_limit
 
 OTHER_UNITS = 100.0
@@ -16,6 +18,19 @@ UNSCALE = (
     "stop all learning)"
 )
 """The order in place of a clip, where gradients are in other units."""
+
+
+def fitting(facts: Facts, remedies: Iterable[Remedy]) -> list[Remedy]:
+    """The remedies for which what they ask for is so, and what makes them pointless is not."""
+    sane = (borne_out(facts, remedy) for remedy in remedies if makes_sense(facts, remedy))
+    return [remedy for remedy in sane if remedy is not None]
+
+
+def makes_sense(facts: Facts, one: Remedy | Test) -> bool:
+    """Whether what a remedy or a test asks for is so, and what rules it out is not."""
+    is_pointless = one.unless and registry.SIGNS[one.unless](facts).holds
+    is_beside = one.when and not registry.SIGNS[one.when](facts).holds
+    return not is_pointless and not is_beside
 
 
 def healthy_norms(facts: Facts) -> list[float]:
