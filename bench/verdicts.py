@@ -8,7 +8,8 @@ The labels are in bench/labels/: `kinds.csv` has runs whose loss tells little (p
 their authors', so fetch them into FOLDER under the name in `file`: of a fine-tune a folder, with the
 `trainer_state.json` and the settings that lie beside it. Halves are by repository: rules were made with the first in
 view, and since 2026-11-19 with both of `kinds.csv` and `logs.csv`. The second of the others is only counted, so
-`--each` says nothing of it. All of `fresh.csv` is of the second.
+`--each` says nothing of it. Of `fresh.csv` the halves are by a hash of the repository's name (sha256, first byte even:
+tune), drawn on 2026-11-19 before a rule had seen any of it.
 
 `--live` also shows the rows of what a person saw no trouble in (class healthy: data that are learned by heart are no
 trouble of an update) to the live detectors, one after the other.

@@ -835,6 +835,27 @@ def struck_at(model: nn.Module, guard: sealegs.Guard, steps: int, at: int) -> It
         yield guard.number
 
 
+@pytest.mark.parametrize("playbook", [None, Playbook.standard()])
+def test_weights_that_were_loaded_broken_are_named(playbook: Playbook | None, tmp_path: Path) -> None:
+    base = nn.Linear(4, 8).requires_grad_(False)
+    base.weight.data[3, :2] = torch.nan
+    model = nn.Sequential(base, nn.Linear(8, 1))
+    guard = sealegs.Guard(model, AdamW(model[1].parameters()), run=tmp_path / "run", playbook=playbook)
+
+    def train() -> None:
+        with guard:
+            for batch in guard.batches([torch.randn(2, 4)] * 20):
+                loss = model(batch).square().mean()
+                loss.backward()
+                guard.step(loss)
+
+    advice = "; halt: no update has been made: load or initialise other weights$" if playbook else "$"
+    with pytest.raises(RunHalted, match=r"0\.weight \(2 of 32 values, frozen\)" + advice):
+        train()
+    (event,) = (event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "weights-not-finite")
+    assert event.detail["text"] == "0.weight (2 of 32 values, frozen)"
+
+
 def two_guards(folder: Path) -> list[tuple[nn.Module, sealegs.Guard]]:
     """Of a training that has a playbook for either, as one of a GAN might have."""
     made = []

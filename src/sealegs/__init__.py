@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sealegs.errors import ConfigError, FolderIncomplete, RunEndedBadly, RunHalted, SealegsError
     from sealegs.faults.injector import inject
     from sealegs.guard import Guard
-    from sealegs.guard_options import Checkpointing, LoopScheduler, Telemetry
+    from sealegs.guard_options import Checkpointing, Elastic, LoopScheduler, Telemetry
     from sealegs.judge import Budget, Detection
     from sealegs.preflight_check.live import preflight
     from sealegs.readers.read import open_run
@@ -31,6 +31,7 @@ __all__ = [
     "Checkpointing",
     "ConfigError",
     "Detection",
+    "Elastic",
     "Finding",
     "FolderIncomplete",
     "Frozen",
@@ -64,6 +65,7 @@ _HOMES = {
     "Checkpointing": "sealegs.guard_options",
     "ConfigError": "sealegs.errors",
     "Detection": "sealegs.judge",
+    "Elastic": "sealegs.guard_options",
     "Finding": "sealegs.vocabulary",
     "FolderIncomplete": "sealegs.errors",
     "Frozen": "sealegs.state.frozen",

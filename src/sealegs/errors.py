@@ -8,6 +8,7 @@
     ├── StorageError        something to write: full disk, read-only folder
     ├── RunHalted           the run is stopped rather than trained on garbage: carries the verdict
     ├── RestartRefused      the run's health.json says that a restart would only fail again
+    │   └── RanksChanged    the place in the data cannot be divided among this number of ranks: says among which
     ├── RankMissing         a rank is missing at a step: names it
     ├── SinkFailed          a tracker did not take everything; the run goes on without it
     └── MissingExtra        a library that an extra installs: carries the install line
@@ -76,6 +77,14 @@ class RestartRefused(SealegsError):
     """A run is not started again: what ended it would end it again, and a launcher would start it until it gives up."""
 
     exit_code = 72
+
+
+class RanksChanged(RestartRefused):
+    """A run cannot go on with this number of ranks, because its data cannot. ``ranks`` is the number that it can."""
+
+    def __init__(self, message: str, *, ranks: int | None = None) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class RunEndedBadly(UserWarning):

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.guard_options import (
     Checkpointing,
     Clipping,
+    Elastic,
     GuardOptions,
     LoopScheduler,
     Telemetry,
@@ -78,7 +79,7 @@ class Guard:
         act: bool | Skipping = True,
         playbook: Playbook | None = None,
         checkpoint_every: int | Checkpointing = 0,
-        resume: bool | Literal["auto"] = False,
+        resume: bool | Literal["auto"] | Elastic = False,
         detection: Detection = Detection(),  # noqa: B008 -- a frozen value
         telemetry: Telemetry = Telemetry(),  # noqa: B008 -- a frozen value
     ) -> None:
@@ -97,12 +98,14 @@ class Guard:
         Every ``checkpoint_every`` steps a checkpoint is written to the run folder, beside the training; 0 writes none.
         ``Checkpointing`` has more to say: how many, snapshots in memory, state of the loop's own. ``resume`` brings
         everything back that the newest checkpoint to trust has; ``"auto"`` resumes a run that is there and begins one
-        that is not, as a job needs that is started again by itself.
+        that is not, as a job needs that is started again by itself. So does an ``Elastic``, which says what becomes of
+        the learning rate where another number of ranks goes on.
 
         ``detection`` says how steps are judged, ``telemetry`` what else is measured and who is told.
         """
         refuse_unless(run is None or (isinstance(run, str | Path) and str(run) != ""), "run", run, RUN)
-        refuse_unless(resume in (True, False, "auto"), "resume", resume, 'True, False, or "auto"')
+        is_known = isinstance(resume, Elastic) or resume in (True, False, "auto")
+        refuse_unless(is_known, "resume", resume, 'True, False, "auto", or sealegs.Elastic()')
         options = GuardOptions(
             scheduler=scheduler,
             scaler=scaler,
@@ -111,10 +114,11 @@ class Guard:
             playbook=playbook,
             checkpoint_every=checkpoint_every,
             resume=resume is True,
+            elastic=resume if isinstance(resume, Elastic) else Elastic(),
             detection=detection,
             telemetry=telemetry,
         )
-        if resume == "auto":
+        if resume == "auto" or isinstance(resume, Elastic):
             options = replace(options, resume=has_begun(run, telemetry.timeout_s))
         open_watch = partial(watch_of, run, options, resume=options.resume)
         self.loop = LoopPort(model, optimizer, options, open_watch, has_folder=run is not None)
@@ -134,6 +138,21 @@ class Guard:
     def number(self) -> int:
         """The number of the step that comes next."""
         return self.loop.number
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that ``batches`` hands out next: of one that was begun before a resume, the rest.
+
+        For a sampler that is told: ``sampler.set_epoch(guard.epoch)``.
+        """
+        return self.loop.data.following_epoch
+
+    def accumulation(self, loader: Iterable[Any], planned: int = 1) -> int:
+        """How many batches of this loader make a step with as many samples as those of the process before had.
+
+        ``planned`` are those of a run that begins, or whose loader does not say how ranks share a batch.
+        """
+        return self.loop.accumulation(loader, planned)
 
     @property
     def watch(self) -> Watch:

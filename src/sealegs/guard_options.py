@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -16,6 +16,7 @@ from sealegs.errors import ConfigError
 from sealegs.judge import CALIBRATED, Detection
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
 from sealegs.recovery.actions import LOGIT, ClipQK, Rollback, is_number, is_whole, refuse_unless
+from sealegs.recovery.global_batch import Rule
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
@@ -154,6 +155,19 @@ class Telemetry:
         return TIMEOUT_S if self.ranks is None else self.ranks.timeout_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elastic:
+    """A job that may go on with another number of ranks, in the place of ``resume="auto"``."""
+
+    learning_rate: Rule = "keep"
+    """How it follows the global batch, where that is another than at the beginning of the run: ``"keep"`` leaves it,
+    ``"linear"`` and ``"sqrt"`` multiply it by the ratio of the two, or by its root."""
+
+    def __post_init__(self) -> None:
+        is_rule = self.learning_rate in get_args(Rule)
+        refuse_unless(is_rule, "Elastic.learning_rate", self.learning_rate, '"keep", "linear", or "sqrt"')
+
+
 @dataclass(frozen=True, slots=True)
 class LoopScheduler:
     """A scheduler that the loop steps itself, after ``guard.step``: the guard only stores it and brings it back."""
@@ -173,6 +187,7 @@ class GuardOptions:
     playbook: Playbook | None = None
     checkpoint_every: int | Checkpointing = 0
     resume: bool = False
+    elastic: Elastic = Elastic()
     detection: Detection = Detection()  # noqa: RUF009 -- a frozen value
     telemetry: Telemetry = Telemetry()
     skip: Sequence[tuple[int, int]] = ()

@@ -24,11 +24,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.data.position import Batches
+from sealegs.data.recut import recut_text
+from sealegs.data.shares import rows_of_all, shared_order
 from sealegs.detectors.collapse import JUDGED
 from sealegs.errors import (
     ConfigError,
     FolderIncomplete,
     RankMissing,
+    RanksChanged,
     RunEndedBadly,
     RunHalted,
     SourceError,
@@ -36,10 +39,11 @@ from sealegs.errors import (
 )
 from sealegs.guard_options import GuardOptions, refuse_strangers, several
 from sealegs.record.writer import INCOMPLETE
+from sealegs.recovery.global_batch import GlobalBatch
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.probe_isolation import ProbeIsolation
 from sealegs.recovery.recovery import Recovery
-from sealegs.recovery.restore_points import is_finite
+from sealegs.recovery.restore_points import is_finite, not_finite
 from sealegs.recovery.run_end import RunEnd
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.signals.attention import HeadLogits, attentions_of
@@ -142,6 +146,9 @@ class LoopPort(Observer):
         self._callbacks = callbacks
         self._batches = options.batches()
         self._batches.on_misplaced = lambda how: self.watch.note("data-misplaced", text=f"{MISPLACED}: {how}")
+        self._batches.on_recut = self._note_recut
+        self._batches.on_share = self._note_share
+        self._global_batch = GlobalBatch(options.elastic.learning_rate)
         self._training = training = TrainingState(
             model=model,
             optimizers=self._update.optimizers,
@@ -213,6 +220,7 @@ class LoopPort(Observer):
             skip_way=SkipWay(options.skipping.way, agree=self._agreed),
         )
         self._inputs = StepInputs(self._meter, self._update, self._spent)
+        self._told_share: dict[str, Any] = {}
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
         self._logged: dict[str, Number] = {}
@@ -298,7 +306,11 @@ class LoopPort(Observer):
         """The batches of a loader; the record then says which of them a step saw, and recovery can pass some over."""
         if self._changes is not None:
             self._changes.look_at_random()
-        batches = self._batches.over(loader)
+        try:
+            batches = self._batches.over(loader)
+        except RanksChanged as error:
+            self._refuse_ranks(error)
+            raise
         if self.goes_back and self._saving is not None and self._saving.last is None and self.number == 0:
             self.checkpoint()  # so that it can go back to the beginning
         self._between_steps()
@@ -317,6 +329,38 @@ class LoopPort(Observer):
             with self._spent.of("probes") if self._batches.is_probe else nullcontext():
                 yield batch
             self._between_steps()
+
+    def _note_share(self, told: dict[str, Any]) -> None:
+        """Write down how ranks share the samples of an epoch; once, for a loop that makes a loader for each epoch."""
+        if told != self._told_share:
+            self._told_share = told
+            text = "{ranks} ranks share {samples} samples, {rows} a batch; at the end of each epoch {used_twice} "
+            text += "are used twice, and {left_out} are left out"
+            self.watch.note("data-share", step=self.number, text=text.format(**told), **told)
+
+    def _note_recut(self, told: Mapping[str, Any]) -> None:
+        text = recut_text(told)
+        self.watch.note("data-recut", step=self.number, text=text, **told)
+        self.watch.say(text)
+
+    def _refuse_ranks(self, error: RanksChanged) -> None:
+        """Write down why these ranks cannot go on. A rank that left earlier might have the launcher end rank 0."""
+        self._has_failed = True
+        self.watch.note("ranks-refused", step=self.number, ranks=error.ranks, text=str(error))
+        self._agreed(True)
+
+    def accumulation(self, loader: Iterable[Any], planned: int) -> int:
+        """How many batches of a loader keep the global batch of the process before."""
+        shared = shared_order(loader)
+        rows = rows_of_all(loader) if shared is None else shared.share.rows_of_all
+        return planned if rows is None else self._global_batch.accumulation(rows, planned)
+
+    def _note_global_batch(self) -> None:
+        """Announce that a step has another number of samples than before a resume, in the step that is."""
+        if (rows := self._batches.rows_of_all) is None or self._batches.is_probe:
+            return
+        if change := self._global_batch.look(rows, self._micro_batches + 1):
+            self.watch.announce(change)
 
     @property
     def data(self) -> Batches:
@@ -380,6 +424,7 @@ class LoopPort(Observer):
             return
         with torch.no_grad(), self._spent.of("own"):  # whoever clips needs the norm
             self._update.unscale()
+            self._note_global_batch()
             self._tighten()
             self._gradients = self._meter.read()
         if self._meter.ranks.world == 1:  # several judge what they have to, not what happens to be there
@@ -441,6 +486,7 @@ class LoopPort(Observer):
             else:
                 self._update.refuse_scaled()
             if before is None:
+                self._note_global_batch()
                 self._tighten()
             loop_clips = grad_norm is not None or before is not None
             clip = None if loop_clips else self._clip_now
@@ -535,7 +581,10 @@ class LoopPort(Observer):
             self.watch.note("thawed", step=self.number, text=text)
         if self._act and (halted := self.watch.halted):
             halted = replace(halted, instead="")
-            raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
+            is_in_weights = any(finding.signal == "params_finite" for finding in halted.findings)
+            weights = not_finite(self._model, self.watch) if is_in_weights else ""
+            text = f"the run is halted: {halted}{weights and f'; not finite: {weights}'}"
+            raise RunHalted(text, halted, self.watch.incident)
         if self._saving is not None:
             self._write_restored()
             self._saving.after_step(self.number, went_back=went_back)
@@ -590,6 +639,7 @@ class LoopPort(Observer):
             "ending": self._run_end.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
             "spent": self._spent.state_dict(),
+            **({"global_batch": state} if (state := self._global_batch.state_dict()) else {}),
             **({"logged": self._logged} if self._logged else {}),
             **({"rescaled": self._rescaled} if self._rescaled else {}),
         }
@@ -617,6 +667,7 @@ class LoopPort(Observer):
         self._goes_on_from_here()
         if self._batches.number is None:
             self._batches.count_from(state["next_batch"])
+        self._global_batch.load_state_dict(state.get("global_batch", {}))
         self._update_decision.load_state_dict(state)
         self._meter.load_state_dict(state["meter"])
         self._meter.get_ready(self.number)
@@ -989,10 +1040,13 @@ class LoopPort(Observer):
         return min((limit for limit in (self._clip, tightened) if limit is not None), default=None)
 
     def _tighten(self) -> None:
-        """The margins that recovery has taken back, in this step."""
+        """The margins that recovery has taken back, in this step, and the learning rate that goes with its samples."""
+        factors = {} if self.recovery is None else self.recovery.adjustments.factors_at(self.number)
+        if (factor := self._global_batch.factor) != 1.0:
+            factors["lr"] = factors.get("lr", 1.0) * factor
+        self._update.factors = factors
         if self.recovery is None:
             return
-        self._update.factors = self.recovery.adjustments.factors_at(self.number)
         if (limit := self.recovery.adjustments.clip_value) is not None:
             torch.nn.utils.clip_grad_value_(self._model.parameters(), limit)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs import judge
+from sealegs.data.shares import world_size
 from sealegs.detectors.custom import as_detector
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError, FolderIncomplete, RunHalted, SinkFailed, StorageError
@@ -646,7 +647,7 @@ def _opened(run: str | Path | RunWriter | None, resume: bool) -> RunWriter | Non
     if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
         return None  # one writer; the others judge the same numbers
     if resume:
-        refuse_restart(Path(run))
+        refuse_restart(Path(run), world_size())
         return RunWriter.reopen(Path(run))
     return RunWriter.create(Path(run), manifests.describe(Path(run).name))
 

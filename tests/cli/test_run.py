@@ -50,6 +50,17 @@ def test_exit_code_and_output_are_the_commands(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_program_with_a_watch_of_its_own_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["run", "--", *python("import sealegs; sealegs.Watch('own').close(); sealegs.Watch(None).close()")]) == 0
+    )
+    told = f"nothing was added: the program has a guard or a watch of its own, recorded in {tmp_path / 'own'}"
+    assert capfd.readouterr().err.endswith(f"sealegs run: {told}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

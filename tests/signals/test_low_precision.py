@@ -1,4 +1,5 @@
-"""Scales of eight-bit tensors, read from stand-ins that carry them as the libraries do; neither is installed here."""
+"""Scales of tensors in few bits, read from stand-ins that carry them as the libraries do, and from torchao where it is
+installed."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,22 @@ class DelayedFloat8(nn.Linear):
 
 class Float8Linear(nn.Linear):
     """torchao from 0.8 on: nothing is kept."""
+
+
+class MXFP8Linear(nn.Linear):
+    """torchao from 0.17 on: nothing is kept."""
+
+    def __init__(self, scale_calculation_mode: str = "rceil") -> None:
+        super().__init__(64, 8)
+        self.scale_calculation_mode = scale_calculation_mode
+
+
+class NVFP4Linear(nn.Linear):
+    """torchao from 0.18 on: nothing is kept."""
+
+
+class NVFP4BlockScaling:
+    """A recipe of TransformerEngine 2.x."""
 
 
 def read(model: nn.Module) -> dict[str, float]:
@@ -104,6 +121,76 @@ def test_weights_in_eight_bits_carry_their_scale() -> None:
     weight: Any = model[0].weight
     weight._scale_inv = torch.tensor([0.25])
     assert read(model) == {"quant_scale": 4, "quant_scale/0.weight": 4}
+
+
+@pytest.mark.parametrize(("mode", "factor", "saturated"), [("rceil", 128, 0), ("floor", 256, 1 / 512)])
+def test_a_block_of_mx_has_a_power_of_two_from_which_little_saturates(mode: str, factor: int, saturated: float) -> None:
+    layer = MXFP8Linear(mode)
+    layer.weight.data.fill_(2.0**-9)  # of two blocks in each row, each by itself
+    layer.weight.data[0, 40] = 1.9  # 1.9 * 256 = 486 is beyond 448
+    layer.weight.data[0, 41] = 2.0**-19  # below half of the smallest of that block
+    layer.weight.data[1, 0] = 2.0**-19  # not small where all is small
+    found = read(nn.Sequential(layer))
+    assert (found["quant_scale"], found["saturated_share"], found["zeroed_share"]) == (factor, saturated, 1 / 512)
+    assert format_of(layer) == "mxfp8 in MXFP8Linear"
+
+
+def test_a_block_of_nvfp4_has_a_scale_of_eight_bits_within_that_of_the_tensor() -> None:
+    layer = NVFP4Linear(32, 4)
+    layer.weight.data.fill_(1.0)
+    layer.weight.data[0, 0] = 6.0 * 448  # the scale of the tensor is 1, and that of its own block 448
+    layer.weight.data[1, 3] = 0.01
+    found = read(nn.Sequential(layer))
+    assert found["quant_scale"] == pytest.approx(1 / 448)
+    assert found["zeroed_share"] == (15 + 1) / 128
+    assert found["saturated_share"] == 0
+    engine: Any = nn.Linear(32, 4)
+    engine.weight.data.copy_(layer.weight.data)
+    engine.fp8_meta = {"recipe": NVFP4BlockScaling()}
+    assert read(nn.Sequential(engine)) == found
+    assert format_of(nn.Sequential(engine, layer)) == "nvfp4 in Linear, NVFP4Linear"
+
+
+@pytest.mark.parametrize("width", [5, 33])
+def test_rows_that_are_no_whole_number_of_blocks_are_read_as_far_as_they_are(width: int) -> None:
+    layer = NVFP4Linear(width, 2)
+    layer.weight.data.fill_(3.0)
+    assert read(nn.Sequential(layer)) | {"zeroed_share": 0, "saturated_share": 0, "amax": 3} == read(
+        nn.Sequential(layer)
+    )
+    layer.weight.data = torch.empty(0, width)
+    assert ScaleSampler(nn.Sequential(layer)).read() is None
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's own
+def test_torchao_casts_as_it_is_read() -> None:
+    name = "torchao.prototype.{}"
+    linear, config, mx, nvfp4 = (
+        pytest.importorskip(name.format(module), reason="torchao 0.18 is not installed")
+        for module in (
+            "moe_training.mxfp8_linear",
+            "mx_formats.config",
+            "mx_formats.mx_tensor",
+            "mx_formats.nvfp4_tensor",
+        )
+    )
+    layer: Any
+    for mode in (config.ScaleCalculationMode.RCEIL, config.ScaleCalculationMode.FLOOR):
+        layer = linear.MXFP8Linear(64, 32, scale_calculation_mode=mode)
+        cast = mx.MXTensor.to_mx(layer.weight.detach(), torch.float8_e4m3fn, 32, scaling_mode=mode)
+        least = float((1 / cast.scale.float()).min())
+        kept: Any = nn.Linear(64, 32)
+        kept.weight = nn.Parameter(cast, requires_grad=False)
+        for each, name in ((layer, "mxfp8 in MXFP8Linear"), (kept, "mx in Linear")):
+            assert (read(nn.Sequential(each))["quant_scale"], format_of(each)) == (least, name)
+    layer = NVFP4Linear(64, 32)
+    weight = layer.weight.detach()
+    of_all = nvfp4.per_tensor_amax_to_scale(weight.abs().max())
+    four = nvfp4.NVFP4Tensor.to_nvfp4(weight, per_tensor_scale=of_all)
+    found = read(nn.Sequential(layer))
+    assert found["quant_scale"] == pytest.approx(float((1 / (four.scale.float() * of_all)).min()))
+    lost = (four.dequantize(torch.float32) == 0) & (weight != 0)
+    assert found["zeroed_share"] == pytest.approx(float(lost.float().mean()), abs=2 / 2048)
 
 
 def test_many_tensors_have_summaries_alone() -> None:

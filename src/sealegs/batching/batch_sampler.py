@@ -47,10 +47,10 @@ class StratifiedBatchSampler:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.epoch = 0
+        self.rank = rank
+        self.world_size = world_size
         self._rare = rare
-        self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
+        self.seed = seed
         self._parts = world_size * accumulation  # batches of a step, in the order of its micro-batches
         self._start = 0
         self._place = (0, 0)  # epoch and number of the next batch
@@ -63,6 +63,17 @@ class StratifiedBatchSampler:
     def step_rows(self) -> int:
         """Rows of an optimizer step, of all ranks together."""
         return self.batch_size * self._parts
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch, before any are left out."""
+        return self._rare.count
+
+    def order_in_steps(self, step_rows: int) -> Ints:
+        """The rows of this epoch, as a sampler whose steps have so many rows orders them."""
+        if step_rows == self.step_rows:
+            return self.order()
+        return spread(self.shuffled(), self._rare, step_rows, seed=self._key())
 
     def order(self) -> Ints:
         """The rows of this epoch for all ranks, ``step_rows`` to a step."""
@@ -98,7 +109,7 @@ class StratifiedBatchSampler:
         """Batches of an epoch, of one rank."""
         steps, left = divmod(self._rare.count, self.step_rows)
         more = left // self._parts > 0 and not self.drop_last
-        return (steps + more) * (self._parts // self._world_size)
+        return (steps + more) * (self._parts // self.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of this epoch for this rank: from the loaded position, or from the beginning."""
@@ -112,7 +123,7 @@ class StratifiedBatchSampler:
         """The position: the epoch, and the rows of all ranks that it has given. A loader's workers read ahead of the
         training: torchdata's StatefulDataLoader and ``guard.batches`` know by how much."""
         epoch, number = self._place
-        return {"epoch": epoch, "rows_done": number * self.batch_size * self._world_size, **self._identity()}
+        return {"epoch": epoch, "rows_done": number * self.batch_size * self.world_size, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position, also with another number of ranks, as long as a step has as many rows."""
@@ -120,11 +131,11 @@ class StratifiedBatchSampler:
             if state[name] != value:
                 raise ConfigError(f"{name}={value}: the place is in an order with {name}={state[name]}; give that")
         self.epoch = int(state["epoch"])
-        self._start = int(state["rows_done"]) // (self.batch_size * self._world_size)
+        self._start = int(state["rows_done"]) // (self.batch_size * self.world_size)
         self._place = (self.epoch, self._start)
 
     def _identity(self) -> dict[str, int]:
-        return {"rows": self._rare.count, "step_rows": self.step_rows, "seed": self._seed}
+        return {"rows": self._rare.count, "step_rows": self.step_rows, "seed": self.seed}
 
     def _walk(self, epoch: int, order: Ints, start: int) -> Iterator[list[int]]:
         for number in range(start, len(self)):
@@ -134,13 +145,13 @@ class StratifiedBatchSampler:
         self._place, self._walk_of = (self.epoch, 0), lambda: None
 
     def _batch(self, order: Ints, number: int) -> list[int]:
-        step, micro = divmod(number, self._parts // self._world_size)
+        step, micro = divmod(number, self._parts // self.world_size)
         rows = order[step * self.step_rows : (step + 1) * self.step_rows]
         share = len(rows) // self._parts
-        part = micro * self._world_size + self._rank
+        part = micro * self.world_size + self.rank
         batch: list[int] = rows[part * share : (part + 1) * share].tolist()
         return batch
 
     def _key(self) -> int:
-        text = f"{self._seed} {self.epoch}".encode()
+        text = f"{self.seed} {self.epoch}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

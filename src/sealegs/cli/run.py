@@ -18,7 +18,7 @@ import tyro
 from sealegs.cli.output import tell
 from sealegs.cli.run_names import named_folder
 from sealegs.errors import ConfigError
-from sealegs.integrations.launch.request import Report, Request, reports_in
+from sealegs.integrations.launch.request import OWN_LOOP, Report, Request, reports_in
 
 DESCRIPTION = """\
 Start a training command with a guard in it, without a change of its code. The guard joins when the command, or a
@@ -133,6 +133,8 @@ def told(reports: Sequence[Report], *, is_acting: bool) -> str:
     'watched transformers.Trainer, recorded in /data/experiments/a'
     >>> told([], is_acting=False) == f"nothing was guarded: {NOTHING_TRAINED}"
     True
+    >>> told([Report("own", "the program's loop", "/data/own")], is_acting=True)
+    'nothing was added: the program has a guard or a watch of its own, recorded in /data/own'
     """
     folders: dict[str, list[str]] = {}
     for each in reports:
@@ -143,9 +145,13 @@ def told(reports: Sequence[Report], *, is_acting: bool) -> str:
     others = [
         f"{each.what}: {each.text}" if each.kind == "refused" else f"{each.what} has a guard of the program's own"
         for each in reports
-        if each.kind != "guarded"
+        if each.kind != "guarded" and each.what != OWN_LOOP
     ]
     if guarded:
         return "; ".join([*guarded, *others])
+    own = [each.text for each in reports if each.what == OWN_LOOP]
+    if own and not others:  # else it may be the guard that was to join what is named there
+        where = " and ".join(filter(None, own))  # empty from ranks that write nothing, or with run=None
+        return f"nothing was added: the program has a guard or a watch of its own{where and f', recorded in {where}'}"
     why = "; ".join(others) or NOTHING_TRAINED
     return f"nothing was guarded: {why}"

@@ -6,7 +6,6 @@ A *stateful* loader says where it is (``state_dict``) and goes there (``load_sta
 a next batch. An *altered* loader gives another one's batches, changed, and goes where that one goes.
 """
 
-import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,6 +16,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from sealegs.data.sampler_state import (
+    Origin,
     as_at,
     drawn_from,
     global_origins,
@@ -27,6 +27,7 @@ from sealegs.data.sampler_state import (
     sampler_states,
     samplers_of,
 )
+from sealegs.data.shares import SharedOrder, rows_of_all, shared_order
 from sealegs.data.stateful import (
     NOTHING,
     UNKNOWN,
@@ -36,8 +37,10 @@ from sealegs.data.stateful import (
     Numbered,
     StatefulLoader,
     Wanted,
+    fed_copy,
     is_torchdata,
     length_of,
+    walk_rest,
     without_trace,
 )
 from sealegs.errors import ConfigError
@@ -120,19 +123,26 @@ class _Indexed:
 
     def __init__(self, given: Any) -> None:
         self._given = given
-        self.identity = {"kind": "sequence", "length": len(given)}
+        self.identity: dict[str, Any] = {"kind": "sequence", "length": len(given)}
+        if (rows := rows_of_all(given)) is not None:
+            self.identity["global_batch"] = rows
+        self.shared = None
+        self.origins: list[Origin] = []
 
     def state(self) -> None:
         """None: a place is a number."""
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
         epoch["start"] = {}
-        end = int(epoch["first"]) + len(self._given)
+        first = int(epoch["first"])
+        if (cut := epoch.get("cut")) is not None:
+            first = cut["number"] - cut["done"] // int(self.identity["global_batch"])
+        end = max(first + len(self._given), at)
         if until is not None:
             end = min(end, until)
         for number in range(at, end):
             if wanted(number):
-                yield number, self._given[number - epoch["first"]]
+                yield number, self._given[number - first]
         return end
 
 
@@ -140,23 +150,26 @@ class _Sampled:
     """A DataLoader over a map-style dataset. Random numbers that its workers draw themselves are not drawn again."""
 
     def __init__(self, given: DataLoader[Any], *, must_repeat: bool) -> None:
-        self.identity = {"kind": "DataLoader", "length": length_of(given)}
+        self.identity: dict[str, Any] = {"kind": "DataLoader", "length": length_of(given)}
+        self.shared = shared_order(given)
+        if self.shared is not None:
+            self.identity["share"] = self.shared.share.to_plain()
         self._order = given.sampler if given.batch_sampler is None else given.batch_sampler
-        self._origins = [*global_origins(), *own_origins(given)]
+        self.origins = [*global_origins(), *own_origins(given)]
         self._states = sampler_states(given) if must_repeat else []
         self._must_prove = must_repeat and not all(
             type(sampler).__module__.startswith("torch.") for sampler in samplers_of(given)
         )
-        # the copy shares everything with the user's loader but the order in which it reads
-        self._feed = _Feed()
-        self._copy = copy.copy(given)
-        place = "sampler" if given.batch_sampler is None else "batch_sampler"
-        vars(self._copy).update({place: self._feed, "_iterator": None})
+        self._copy, self._feed = fed_copy(given)
 
     def state(self) -> None:
         """None: a place is a number."""
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
+        if "cut" in epoch:
+            assert self.shared is not None
+            reader = self._copy, self._feed
+            return (yield from walk_rest(reader, self.shared, self.origins, epoch, at, wanted, until))
         asked_for: deque[int] = deque()
         end = int(epoch["first"])
 
@@ -186,13 +199,13 @@ class _Sampled:
         """The index lists of an epoch; an epoch that was begun before has its former order."""
         if "start" in epoch:
             return self._drawn_again(epoch["start"])
-        before = read([*self._origins, *self._states])
+        before = read([*self.origins, *self._states])
         lists = iter(self._order)
         first = next(lists, NOTHING)
         if "as_then" in epoch:
             epoch["start"] = epoch.pop("as_then")
             return self._drawn_again(epoch["start"])
-        epoch["start"] = drawn_from([*self._origins, *self._states], before) | {"check": _check(first)}
+        epoch["start"] = drawn_from([*self.origins, *self._states], before) | {"check": check_of(first)}
         if self._must_prove:
             self._must_prove = False
             lists = self._drawn_again(epoch["start"])
@@ -211,11 +224,11 @@ class _Sampled:
 
         The states come second, since some samplers report the end of their last epoch until they have begun the next.
         """
-        for origins in (self._origins, [*self._origins, *self._states]):
+        for origins in (self.origins, [*self.origins, *self._states]):
             with as_at(start, origins):
                 lists = iter(self._order)
                 first = next(lists, NOTHING)
-            if _check(first) == start["check"]:
+            if check_of(first) == start["check"]:
                 return chain(() if first is NOTHING else (first,), lists)
         raise ConfigError(
             f"sampler={type(self._order).__name__}: it does not give the order of an epoch a second time; "
@@ -223,16 +236,7 @@ class _Sampled:
         )
 
 
-class _Feed:
-    """Stands in for a sampler, and gives the index lists that are to be read next."""
-
-    order: Iterator[Any] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.order
-
-
-def _check(indices: Any) -> str:
+def check_of(indices: Any) -> str:
     """A digest of the first index list, which tells one order from another."""
     return hashlib.blake2b(repr(indices if indices is not NOTHING else None).encode(), digest_size=8).hexdigest()
 
@@ -248,6 +252,16 @@ class _Altered:
     def identity(self) -> dict[str, Any]:
         """The other loader's: they share positions."""
         return self._inner.identity
+
+    @property
+    def shared(self) -> SharedOrder | None:
+        """The other loader's."""
+        return self._inner.shared
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        """The other loader's."""
+        return self._inner.origins
 
     def state(self) -> Any:
         """The other loader's."""
@@ -273,6 +287,8 @@ class _Blind:
     def __init__(self, given: Iterable[Any]) -> None:
         self._given = given
         self.identity = UNKNOWN
+        self.shared = None
+        self.origins: list[Origin] = []
 
     def state(self) -> None:
         """None: its place is unknown."""

@@ -12,7 +12,10 @@ import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from sealegs.data.cuts import Cuts
 from sealegs.data.loaders import cannot_reposition, loader_of
+from sealegs.data.recut import is_divided_otherwise, piece_at, recut, rows_in
+from sealegs.data.shares import world_size
 from sealegs.data.stateful import UNKNOWN, DataChanges, Epoch, Loader, StatefulLoader
 from sealegs.errors import ConfigError, SourceError
 
@@ -77,6 +80,10 @@ class Batches:
         """Called when batches come from another loader."""
         self.on_misplaced: Callable[[str], object] = lambda how: None
         """Called, with how its state differs, when a loader is not where it was brought."""
+        self.on_recut: Callable[[dict[str, Any]], object] = lambda told: None
+        """Called, with what is to be recorded, when the rest of an epoch was divided anew."""
+        self.on_share: Callable[[dict[str, Any]], object] = lambda told: None
+        """Called, with what is to be recorded, when batches come from a loader that shares them with other ranks."""
         self.by_epoch = False
         """Whether an iterator ends with its epoch even after going back from a later one, which the next iterator then
         repeats. For loops that count epochs."""
@@ -85,6 +92,8 @@ class Batches:
         self._must_reposition = must_reposition
         self._skipped = Ranges()
         self._changes = DataChanges()
+        self._cuts = Cuts()
+        """What batch numbers mean, also those that are left out."""
         self._given: Any = None
         self._loader: Loader | None = None
         self._epoch: Epoch | None = None
@@ -129,10 +138,11 @@ class Batches:
                 raise
             identity = UNKNOWN
         return {
-            "loader": dict(identity),
+            "loader": {**identity, "ranks": world_size()} if identity != UNKNOWN else dict(identity),
             "epoch": copy.deepcopy(self._epoch or self._new_epoch()),
             "next": self._next,
             "state": state,
+            **({"cuts": self._cuts.to_plain()} if self._cuts.pieces else {}),
             **self._orders_of_later_epochs(),
         }
 
@@ -149,15 +159,45 @@ class Batches:
         if position["loader"] == UNKNOWN and is_first and not self._must_reposition:
             self.count_from(position["next"])  # whoever resumes such a run brings its loader to the place
             return
+        target = copy.deepcopy(dict(position))
+        if target.pop("is_again", False):  # an older run, amid what it had left out of an epoch
+            epoch = target["epoch"]
+            target |= {"next": epoch["end"], "state": epoch.get("end_state")}
         if self._loader is not None:
-            _refuse_other(self._given, self._loader, position)
-        self._target = copy.deepcopy(dict(position))
-        if self._target.pop("is_again", False):  # an older run, amid what it had left out of an epoch
-            epoch = self._target["epoch"]
-            self._target |= {"next": epoch["end"], "state": epoch.get("end_state")}
+            target = self._fitted(self._given, self._loader, target)
+        self._target = target
         for epoch in self._target.get("later", []):
             self._epochs.setdefault(epoch["number"], epoch)
         self._probe.clear()
+
+    def _fitted(self, given: Any, loader: Loader, target: Position) -> Position:
+        """A position as this loader can go to it, divided anew if need be. Refused where it cannot."""
+        if refusal := cannot_reposition(given):
+            raise ConfigError(refusal)
+        try:
+            there = Cuts.from_plain(target.get("cuts", []))
+        except (TypeError, KeyError, ValueError) as error:
+            raise SourceError(f"'cuts' in the position of the data is damaged ({error!r:.60}); use another") from error
+        if not is_divided_otherwise(loader, target):
+            _refuse_other(given, loader, target)
+            self._number_by(there)
+            return target
+        try:
+            position, piece, told = recut(given, loader, target)
+        except (TypeError, KeyError, ValueError, ArithmeticError) as error:
+            raise SourceError(f"the position of the data is damaged ({error!r:.100}); use another one") from error
+        self._number_by(there.cut(piece))
+        self._epochs.clear()  # their numbers are of other cuts; a new order is that of its number, as ever
+        self._newest = -1
+        self.on_recut(told | {"skipped": self.skipped})
+        return position
+
+    def _number_by(self, cuts: Cuts) -> None:
+        """Carry the ranges that are left out over to other cuts."""
+        before, self._cuts = self._cuts, cuts
+        if len({piece.rows for piece in (*before.pieces, *cuts.pieces)}) < 2:
+            return  # as ever: a number is a number
+        self._skipped = Ranges(before.carried(first, end, to=cuts) for first, end in self._skipped.as_list())
 
     def state_dict(self) -> Position:
         """The position, for a checkpoint."""
@@ -228,6 +268,20 @@ class Batches:
         return self._next if self._target is None else int(self._target["next"])
 
     @property
+    def following_epoch(self) -> int:
+        """The number of the epoch that an iterator begun now hands out; in the midst of one, its rest comes first."""
+        if self._target is not None:
+            epoch = self._target["epoch"]
+            length = self._target["loader"].get("length")
+            is_whole = (
+                isinstance(length, int) and "cut" not in epoch and self._target["next"] >= epoch["first"] + length
+            )
+            return int(epoch["number"]) + (self.is_at_end(self._target) is True or is_whole)
+        if self._epoch is None:
+            return self._begins[0]
+        return self._epoch["number"] + (self._walk is None or self._epoch.get("end") == self._next)
+
+    @property
     def epoch(self) -> int:
         """The number of the last batch's epoch."""
         return 0 if self._epoch is None else self._epoch["number"]
@@ -237,6 +291,11 @@ class Batches:
         """Batches of an epoch, as far as the loader tells."""
         length = None if self._loader is None else self._loader.identity.get("length")
         return length if isinstance(length, int) else None
+
+    @property
+    def rows_of_all(self) -> int | None:
+        """Samples of a batch of all ranks, as far as the loader tells."""
+        return None if self._loader is None else rows_in(self._loader)
 
     @property
     def is_last(self) -> bool:
@@ -272,14 +331,17 @@ class Batches:
             "skipped": self._skipped.as_list(),
             "swaps": dict(self._changes.swaps),
             "stratified": self._changes.is_stratified,
+            **({"cuts": self._cuts.to_plain()} if self._cuts.pieces else {}),
         }
 
     def put_back(self, bookkeeping: Mapping[str, Any]) -> None:
         """Undo what was left out since."""
-        self._skipped = Ranges(bookkeeping["skipped"])
+        cuts = Cuts.from_plain(bookkeeping.get("cuts", []))
+        self._skipped = Ranges(cuts.carried(first, end, to=self._cuts) for first, end in bookkeeping["skipped"])
 
     def take_over(self, bookkeeping: Mapping[str, Any]) -> None:
         """Continue the ledger of the process before; ranges given by hand stay."""
+        self._number_by(Cuts.from_plain(bookkeeping.get("cuts", [])))
         for first, end in bookkeeping["skipped"]:
             self._skipped.add(first, end)
         self._changes.swaps |= bookkeeping["swaps"]
@@ -289,16 +351,26 @@ class Batches:
         """Wrap a loader that was not seen before."""
         changes = self._changes
         loader = loader_of(given, must_reposition=self._must_reposition, changes=changes)
-        if self._target is not None:
-            _refuse_other(given, loader, self._target)
+        target = self._target
+        if target is not None and (refusal := cannot_reposition(given)):
+            raise ConfigError(refusal)
         before, self._given = self._given, given
         refusals = [self.cannot_swap(source) for source in changes.swaps]
         refusals += [self.cannot_stratify()] if changes.is_stratified else []
         if refusal := next(filter(None, refusals), None):
             self._given = before
             raise ConfigError(refusal)
+        try:
+            target = None if target is None else self._fitted(given, loader, target)
+        except BaseException:
+            self._given = before
+            raise
         changes.apply(given)
-        self._loader = loader
+        self._target, self._loader = target, loader
+        if (share := loader.shared and loader.shared.share) and share.ranks > 1:
+            twice, left_out = share.uneven(int(loader.identity["length"]))
+            told = {"ranks": share.ranks, "rows": share.rows_of_all, "samples": share.samples}
+            self.on_share(told | {"used_twice": twice, "left_out": left_out})
 
     def _hand_out(self, iterator: int) -> Iterator[Any]:
         # with no batch left in its epoch it goes on with the next, as if nothing had been saved
@@ -356,6 +428,7 @@ class Batches:
         while True:
             number = epoch["number"]
             self._epoch = self._epochs[number] = epoch
+            self._count_in(epoch)
             self._epochs.pop(self._newest - KEPT_EPOCHS, None)
             later = self._epochs.get(number + 1) if number < self._newest else None
             if later and ("start" not in later or later["first"] < epoch.get("end", self._next)):
@@ -383,6 +456,17 @@ class Batches:
             else:
                 epoch = self._new_epoch()
                 self.on_epoch(epoch["number"])
+
+    def _count_in(self, epoch: Epoch) -> None:
+        """Note what the numbers of a new epoch mean, unless it is what they mean by the last cut."""
+        assert self._loader is not None
+        is_new = epoch["first"] == self._next and "cut" not in epoch
+        if not is_new or (piece := piece_at(self._loader, epoch["first"], epoch["number"])) is None:
+            return
+        last = self._cuts.pieces[-1] if self._cuts.pieces else None
+        is_known = last is not None and (last.rows, last.length) == (piece.rows, piece.length)
+        if not is_known or self._cuts.place(piece.number) != (piece.epoch, 0):
+            self._cuts = self._cuts.cut(piece)
 
     def _new_epoch(self) -> Epoch:
         if self._epoch is None:
@@ -413,8 +497,6 @@ class Batches:
 
 def _refuse_other(given: Any, loader: Loader, position: Mapping[str, Any]) -> None:
     """Refuse a position of another loader."""
-    if refusal := cannot_reposition(given):
-        raise ConfigError(refusal)
     there = position["loader"]
     for name in ("kind", "length", "workers"):
         if there.get(name) != loader.identity.get(name):

@@ -4,15 +4,18 @@
 ``StatefulLoader`` wraps torchdata's loader, the lab's stream, or the user's own.
 """
 
-from collections.abc import Callable, Generator, Iterator
+import copy
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, Protocol, TypeAlias, TypedDict
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from sealegs.data.sampler_state import as_at, drawn_from, own_origins, read, samplers_of
+from sealegs.data.sampler_state import Origin, as_at, drawn_from, own_origins, read, samplers_of
+from sealegs.data.shares import Cut, Share, SharedOrder, rows_of_all, shared_order
 from sealegs.errors import ConfigError
 from sealegs.state.serialization import live, plain
 
@@ -30,7 +33,9 @@ class Epoch(TypedDict):
     as_then: NotRequired[dict[str, Any]]
     """The start that it had before a rollback: begun again, it draws as a new epoch does, but has that order."""
     end: NotRequired[int]
-    """The number after its last batch; present once that was seen."""
+    """The number after its last batch; present once that was seen, or is known."""
+    cut: NotRequired[Cut]
+    """Where its rest was divided anew, among other ranks or into other batches."""
 
 
 Wanted: TypeAlias = Callable[[int], bool]
@@ -67,6 +72,14 @@ class Loader(Protocol):
     @property
     def identity(self) -> dict[str, Any]:
         """What two loaders must have in common to share positions."""
+
+    @property
+    def shared(self) -> SharedOrder | None:
+        """The order of which it reads its rank's share, where it says so."""
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        """What the order of an epoch is drawn from."""
 
     def state(self) -> Any:
         """Its state, for kinds whose position is more than a number; else None."""
@@ -116,7 +129,8 @@ class StatefulLoader:
         self._given = given
         self._must_tell = must_tell
         self._changes = changes
-        self._origins = own_origins(given)
+        self.origins = own_origins(given)
+        self.shared = shared_order(given)
         self._is_loaded = False
         """Whether no batch has come since a state was loaded."""
         self._has_moved = False
@@ -126,6 +140,10 @@ class StatefulLoader:
         self.cannot_tell = ""
         """Why nobody can say that."""
         self.identity = {"kind": "stateful", "length": length_of(given), "workers": getattr(given, "num_workers", None)}
+        if self.shared is not None:
+            self.identity["share"] = self.shared.share.to_plain()
+        elif (rows := rows_of_all(given)) is not None:
+            self.identity["global_batch"] = rows
 
     def state(self) -> Any:
         """Its state, as JSON values."""
@@ -134,6 +152,13 @@ class StatefulLoader:
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
         """From a state, or from the start; batches that are not wanted are read, too, and left out."""
+        if "cut" in epoch:
+            assert self.shared is not None
+            number = yield from walk_rest(
+                plain_reader(self._given), self.shared, self.origins, epoch, at, wanted, until
+            )
+            self._has_moved = True
+            return number
         if at == until:
             if state is not None:
                 self._load(state)
@@ -169,16 +194,16 @@ class StatefulLoader:
             self._load(state)
         if self._is_loaded:
             self.state()  # otherwise torchdata's loader uses it up at its start, and what it began from is lost
-        lent.enter_context(as_at(epoch.get("start", epoch.pop("as_then", {})), self._origins))
+        lent.enter_context(as_at(epoch.get("start", epoch.pop("as_then", {})), self.origins))
         if state is not None and not is_new:
             self._load(state)
         elif self._has_moved:
             self._forget_last_epoch()
-        before = read(self._origins)
+        before = read(self.origins)
         with without_trace(not is_new):
             batches = iter(self._given)
         told = {"state": self.state()} if is_new and self._must_tell else {}
-        return batches, lambda: drawn_from(self._origins, before) | ({} if epoch["is_after_end"] else told)
+        return batches, lambda: drawn_from(self.origins, before) | ({} if epoch["is_after_end"] else told)
 
     def _forget_last_epoch(self) -> None:
         """Reset torchdata's StatefulDistributedSampler, which reports the end of its last epoch until it begins the
@@ -210,3 +235,77 @@ class StatefulLoader:
 def is_torchdata(given: Any) -> bool:
     """Whether it is a loader of torchdata, or made from one."""
     return any(each.__module__.startswith("torchdata.") for each in type(given).__mro__)
+
+
+class Feed:
+    """Stands in for a sampler, and gives the index lists that are to be read next."""
+
+    order: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.order
+
+
+def fed_copy(given: DataLoader[Any]) -> tuple[DataLoader[Any], Feed]:
+    """A loader that shares everything with a user's but the order in which it reads."""
+    feed, twin = Feed(), copy.copy(given)
+    place = "sampler" if given.batch_sampler is None else "batch_sampler"
+    vars(twin).update({place: feed, "_iterator": None})
+    return twin, feed
+
+
+def plain_reader(given: Any) -> tuple[DataLoader[Any], Feed]:
+    """A plain DataLoader that reads as a stateful one does, in an order that it is given."""
+    twin = DataLoader(
+        given.dataset,
+        batch_size=None if given.batch_sampler is None else 1,
+        num_workers=given.num_workers,
+        collate_fn=given.collate_fn,
+        pin_memory=given.pin_memory,
+        timeout=given.timeout,
+        worker_init_fn=given.worker_init_fn,
+        multiprocessing_context=given.multiprocessing_context,
+        generator=given.generator,
+        prefetch_factor=given.prefetch_factor,
+    )
+    return fed_copy(twin)
+
+
+def walk_rest(
+    reader: tuple[DataLoader[Any], Feed],
+    shared: SharedOrder,
+    origins: Sequence[Origin],
+    epoch: Epoch,
+    at: int,
+    wanted: Wanted,
+    until: int | None,
+) -> Numbered:
+    """The batches of an epoch whose rest was divided anew."""
+    cut = epoch["cut"]
+    end = cut["number"] + shared.share.rest_size(cut["done"])
+    end = end if until is None else min(end, until)
+    if at >= end:
+        return at
+    order = shared.order(epoch["start"], origins, Share(**cut["of"]))
+    asked_for: deque[int] = deque()
+
+    def feed() -> Generator[Any, None, None]:
+        for number, indices in enumerate(shared.lists(order, cut["done"]), cut["number"]):
+            if number == end:
+                return
+            if number >= at and wanted(number):
+                asked_for.append(number)
+                yield indices
+
+    twin, lists = reader
+    lists.order = ordered = feed()
+    try:
+        with without_trace(True):
+            batches = iter(twin)
+        for batch in batches:
+            number = asked_for.popleft()
+            if wanted(number):
+                yield number, batch
+    finally:
+        ordered.close()
+    return end

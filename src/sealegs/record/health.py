@@ -39,7 +39,7 @@ REFRESH_S, AT_MOST_EVERY_S = 10.0, 0.2
 """How long the file may be behind the rows, and how often steps that are rejected have it written."""
 REMEMBERED = 20_000
 """Events that are kept to judge by."""
-STOPS = ("guard", "checkpoint", "checkpoint-kept", "intervention", "incident-closed", "end")
+STOPS = ("guard", "ranks-refused", "checkpoint", "checkpoint-kept", "intervention", "incident-closed", "end")
 """Kinds of events after which it is written at once."""
 JUDGED = ("skip", "alarm", "halt")
 _RANK = re.compile(r"\bon rank (\d+)$|^rank (\d+)$")
@@ -78,6 +78,8 @@ class Health:
     newest_healthy: SavedState | None = None
     newest: SavedState | None = None
     at_fault: Fault | None = None
+    ranks: int | None = None
+    """With how many ranks alone it may be started again, where its data cannot be divided among others."""
     pardoned: float = 0.0
     """Until when what happened does not count any more, in seconds since 1970: a person has said so."""
 
@@ -158,10 +160,10 @@ def read_health(folder: Path) -> Health:
     return health_of(events, tags_of(folder), max(steps, default=None), pardoned=pardoned_until(folder))
 
 
-def refuse_restart(folder: Path) -> None:
-    """Raise an error where the file says that a restart would only fail again."""
+def refuse_restart(folder: Path, ranks: int = 1) -> None:
+    """Raise an error where the file says that a restart would only fail again, with so many ranks."""
     known = _known(folder)
-    if known.get("advice") == "do not restart":
+    if known.get("advice") == "do not restart" and known.get("ranks") != ranks:
         raise RestartRefused(
             f"{folder}: not started again: {known.get('because', '')}; what to do about it says `sealegs check "
             f"{folder}`, and `sealegs health {folder} --clear` lets it start"
@@ -212,10 +214,16 @@ def health_of(
         at_fault=None if fault is None else fault[0],
         pardoned=pardoned,
     )
+    advice: Advice
     halts = _halts(events, pardoned)
     verdict, because = _state(events, open_now, has_playbook=guarded.get("playbook") is not None)
+    if (refused := _refused(events, pardoned)) is not None:
+        advice, because = "do not restart", str(refused.get("text", ""))
+        ranks = refused.get("ranks")
+        known = replace(known, ranks=ranks if isinstance(ranks, int) else None)
+        return replace(known, verdict="failed", because=because, advice=advice)
     is_well = verdict in ("healthy", "finished") or healthy is None
-    advice: Advice = "go on" if is_well else "restart from healthy"
+    advice = "go on" if is_well else "restart from healthy"
     if verdict == "halted" and (again := _would_happen_again(halts)):
         advice, because = "do not restart", again
     elif fault is not None and fault[1]:
@@ -240,6 +248,16 @@ def _state(
         if _is_halt(event, has_playbook=has_playbook) and (kind != "end" or has_playbook):
             return "halted", str(event.get("text") or event.get("error", ""))
     return ("incident", incident) if incident else ("healthy", "")
+
+
+def _refused(events: Sequence[Mapping[str, Any]], pardoned: float) -> Mapping[str, Any] | None:
+    """What was said against this number of ranks, if that is how the last process has ended."""
+    for event in reversed(events):
+        if event["kind"] == "guard":
+            return None
+        if event["kind"] == "ranks-refused":
+            return event if event["time"] > pardoned else None
+    return None
 
 
 def _newest_healthy(

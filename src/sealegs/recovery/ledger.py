@@ -3,10 +3,11 @@ it."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sealegs.data.cuts import Cuts
 from sealegs.data.position import Batches
 from sealegs.record.files import whole_file, writing
 from sealegs.record.reading import read_object, reading
@@ -230,6 +231,7 @@ def read_ledger(folder: Path) -> dict[str, Any] | None:
             data = typed(_LeftOut, ledger["data"])
             if not all(_is_range(pair) for pair in data.skipped):
                 raise ValueError("batches that are left out are no ranges")
+            Cuts.from_plain(data.cuts)
             if not all(fits(weight, float) for weight in data.swaps.values()):
                 raise ValueError("the weight of a source is no number")
             pending_in(ledger)
@@ -260,6 +262,7 @@ class _LeftOut:
     skipped: list[Any]
     swaps: Mapping[str, Any]
     stratified: bool
+    cuts: list[Any] = field(default_factory=list)
 
 
 def _is_range(pair: Any) -> bool:

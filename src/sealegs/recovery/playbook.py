@@ -61,6 +61,8 @@ ADVICE = {
     Trigger.BUDGET_SPENT: "look at the data of the skipped batches; if they are sound, lower the peak learning rate",
 }
 """By trigger, what may be wrong with the run's setup where interventions did not help."""
+LOADED = "no update has been made: load or initialise other weights"
+"""What is said instead where weights were not finite at the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,25 +312,27 @@ def choose(
     history = [intervention for intervention in history if intervention.trigger != Trigger.ASKED]
     if not rungs:
         reason = f"{what}: playbook {playbook.name} has no rung for it"
-        return _end(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
+        return _end(trigger, onset, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
     if trigger in HEALS and any(intervention.trigger == trigger for intervention in history):
         return Decision(None, (Continue(),), f"{what}: it was undone once, and has come again: such are these data")
     anomaly = same_anomaly(ComparableAnomaly(trigger, onset, batch, kind), history, again_within=playbook.again_within)
     used = max((t.rung for t in anomaly if t.rung in rungs), default=0)
     number = next((number for number in rungs if number > used), None)
     if number is None:
-        return _end(trigger, f"{what}: rung {used} was the last for it, and has not cured it")
+        return _end(trigger, onset, f"{what}: rung {used} was the last for it, and has not cured it")
     rung = rungs[number]
     spent = sum(any(isinstance(action, Rollback) for action in intervention.actions) for intervention in history)
     if rung.rolls_back and spent >= playbook.rollbacks:
-        return _end(trigger, f"{what}: {spent} rollbacks have been made, and {playbook.rollbacks} are allowed in all")
+        return _end(
+            trigger, onset, f"{what}: {spent} rollbacks have been made, and {playbook.rollbacks} are allowed in all"
+        )
     after = f"comes after rung {used}" if used else "is the first for it"
     rollbacks = [at for at, each in rungs.items() if each.rolls_back]
     share = sum(at <= number for at in rollbacks) / max(len(rollbacks), 1)
     before = max((intervention.went_back(onset) for intervention in anomaly), default=0)
     actions = tuple(
         replace(action, back=steps_back(action.back, onset, share, before)) if isinstance(action, Rollback) else action
-        for action in _advised(rung.actions, trigger)
+        for action in _advised(rung.actions, _advice(trigger, onset))
     )
     return Decision(number, actions, f"{what}: rung {number} {after}{_distance(rung, actions, onset)}")
 
@@ -370,14 +374,18 @@ def _when(triggers: Set[Trigger]) -> str:
     return f"anything but {', '.join(HEALS)}" if triggers == TRIGGERS - HEALS else ", ".join(sorted(triggers))
 
 
-def _end(trigger: Trigger, reason: str) -> Decision:
+def _end(trigger: Trigger, onset: int, reason: str) -> Decision:
     """The decision where no rung is left: a halt, unless the anomaly heals by itself."""
-    return Decision(None, (Continue() if trigger in HEALS else Halt(ADVICE[trigger]),), reason)
+    return Decision(None, (Continue() if trigger in HEALS else Halt(_advice(trigger, onset)),), reason)
 
 
-def _advised(actions: tuple[Action, ...], trigger: Trigger) -> tuple[Action, ...]:
-    """The actions, where a halt without advice gets the trigger's."""
-    return tuple(Halt(ADVICE[trigger]) if action == Halt() else action for action in actions)
+def _advice(trigger: Trigger, onset: int) -> str:
+    return LOADED if trigger == Trigger.NONFINITE_WEIGHTS and onset == 0 else ADVICE[trigger]
+
+
+def _advised(actions: tuple[Action, ...], advice: str) -> tuple[Action, ...]:
+    """The actions, where a halt without advice gets this one."""
+    return tuple(Halt(advice) if action == Halt() else action for action in actions)
 
 
 def _triggers(given: Any) -> frozenset[Trigger]:

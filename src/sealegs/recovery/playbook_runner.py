@@ -229,6 +229,8 @@ class PlaybookRunner:
             return None
         if anomaly.trigger == Trigger.BUDGET_SPENT:
             anomaly = replace(anomaly, source=self._tracker.suspect())
+        if anomaly.trigger == Trigger.NONFINITE_WEIGHTS and (weights := self._restore_points.not_finite()):
+            anomaly = replace(anomaly, text=f"{anomaly.text}: {weights}")
         while True:
             decision = choose(
                 self._playbook,

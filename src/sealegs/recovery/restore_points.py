@@ -87,6 +87,24 @@ def is_finite(model: nn.Module) -> bool:
     return all(bool(torch.isfinite(weights).all()) for weights in own)
 
 
+NAMED = 3
+"""Parameters that are named at most."""
+
+
+def not_finite(model: nn.Module, watch: Watch) -> str:
+    """Which of this rank's weights are not finite, in words and as an event; empty where all are."""
+    broken = []
+    for name, parameter in model.named_parameters():
+        own = getattr(parameter, "to_local", lambda p=parameter: p)()
+        if count := own.numel() - int(torch.isfinite(own).sum()):
+            broken.append(f"{name} ({count} of {own.numel()} values{'' if parameter.requires_grad else ', frozen'})")
+    more = len(broken) - NAMED
+    text = ", ".join(broken[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    if text:
+        watch.note("weights-not-finite", text=text)
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
     """A healthy state to go back to: a snapshot in memory or a checkpoint on disk."""
@@ -138,6 +156,10 @@ class RestorePoints:
         """The snapshot that the run went back to last; None after a move to another state."""
         self._counted_back_from = 0
         """The step up to which steps have been counted back. None is counted back twice, so that it comes to an end."""
+
+    def not_finite(self) -> str:
+        """Which of this rank's weights are not finite, in words."""
+        return not_finite(self._training.model, self._watch)
 
     def before_update(self) -> None:
         """Finish pending copies before the weights change. The host does not wait."""

@@ -242,7 +242,7 @@ class TrainingState:
             yield "the place in the data is not restored: there are no data here that could go there"
         elif self.data is not None and state.plain["data"] is None:
             yield "the place in the data is not restored: the checkpoint does not hold one"
-        elif self.data is not None and before != now:
+        elif self.data is not None and before != now and not _is_shared(state.plain["data"]):
             yield "every rank takes the place in the data that rank 0 had"
         is_scaled = self.scaler is not None and self.scaler.is_enabled()
         if bool(state.plain["scaler"]) != is_scaled:
@@ -474,6 +474,11 @@ def _rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def _is_shared(position: Mapping[str, Any]) -> bool:
+    """Whether it says how ranks share a batch, so that any number of them can go on from it."""
+    return any(name in position.get("loader", ()) for name in ("share", "global_batch"))
 
 
 def _position(state: StoredState) -> Mapping[str, Any] | None:

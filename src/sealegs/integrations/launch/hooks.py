@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from sealegs.errors import FolderIncomplete, RunEndedBadly
-from sealegs.integrations.launch.request import attempt
+from sealegs.integrations.launch.request import OWN_LOOP, attempt, report
 
 _IS_WITHIN_TRAINER: ContextVar[bool] = ContextVar("_IS_WITHIN_TRAINER", default=False)
 """Whether a Trainer has the loop: what it asks of Accelerate is its own."""
@@ -20,6 +20,8 @@ def join(module: Any) -> None:
     if module.__name__ == "accelerate.accelerator":
         _wrap(module.Accelerator, "backward", _backward)
         _wrap(module.Accelerator, "end_training", _end_training)
+    elif module.__name__ == "sealegs.watch":
+        _wrap(module.Watch, "__init__", _watch)
     elif module.__name__ == "transformers.trainer":
         _wrap(module.Trainer, "train", _train)
     else:
@@ -34,6 +36,11 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         return around(method, self, *args, **kwargs)
 
     setattr(owner, name, wrapped)
+
+
+def _watch(init: Callable[..., Any], watch: Any, *args: Any, **kwargs: Any) -> None:
+    init(watch, *args, **kwargs)
+    report("own", OWN_LOOP, "" if watch.record is None else watch.record.folder.absolute())
 
 
 def _train(train: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:

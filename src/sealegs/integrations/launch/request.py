@@ -14,6 +14,10 @@ STARTUP = Path(__file__).with_name("startup")
 """The folder whose sitecustomize waits for a framework."""
 
 
+OWN_LOOP = "the program's loop"
+"""What has a guard or a watch that the program made, or that was made to join it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What is asked for."""

@@ -18,9 +18,10 @@ TRAINERS = frozenset(
         "transformers.trainer",
         "lightning.pytorch.trainer.trainer",
         "pytorch_lightning.trainer.trainer",
+        "sealegs.watch",
     )
 )
-"""Modules whose classes train."""
+"""Modules whose classes train, and the one that every guard or watch of the program's own begins with."""
 
 
 class Finder:
