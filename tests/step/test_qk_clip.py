@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from sealegs.errors import ConfigError
 from sealegs.lab.model import Transformer, rotate
 from sealegs.lab.settings import ModelSettings
 from sealegs.signals.attention import HeadLogits
 from sealegs.step.qk_clip import QkClip
+
+pytestmark = pytest.mark.xdist_group("transformers")  # one process for all that imports it
 
 HEADS, WIDTH, LENGTH, ROWS = 4, 8, 10, 3
 HF: dict[str, Any] = {
@@ -50,19 +50,37 @@ def lab(**switches: Any) -> Transformer:
     )
 
 
+def llama(**settings: Any) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model: nn.Module = LlamaForCausalLM(LlamaConfig(**HF, pad_token_id=0, **settings))
+    return model
+
+
+def neox() -> nn.Module:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    model: nn.Module = GPTNeoXForCausalLM(GPTNeoXConfig(**HF))
+    return model
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    settings = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, attn_pdrop=0, resid_pdrop=0, embd_pdrop=0)
+    model: nn.Module = GPT2LMHeadModel(settings)
+    return model
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "lab": lab,
     "torch, packed": Attending,
     "torch, without biases": lambda: Attending(bias=False),
     "torch, apart": lambda: Attending(kdim=24),
-    "llama, grouped keys and biases": lambda: LlamaForCausalLM(
-        LlamaConfig(**HF, num_key_value_heads=2, attention_bias=True, pad_token_id=0)
-    ),
-    "llama, a key for each head": lambda: LlamaForCausalLM(LlamaConfig(**HF, pad_token_id=0)),
-    "gpt-neox, head by head": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**HF)),
-    "gpt-2, transposed": lambda: GPT2LMHeadModel(
-        GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, attn_pdrop=0, resid_pdrop=0, embd_pdrop=0)
-    ),
+    "llama, grouped keys and biases": lambda: llama(num_key_value_heads=2, attention_bias=True),
+    "llama, a key for each head": llama,
+    "gpt-neox, head by head": neox,
+    "gpt-2, transposed": gpt2,
 }
 
 
@@ -166,6 +184,7 @@ def test_no_bit_changes_where_nothing_is_over_the_limit(name: str) -> None:
 
 def test_the_largest_logits_are_those_of_a_plain_computation() -> None:
     """After rotary positions, scaled, and of what a query sees alone."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     def of(query: Tensor, key: Tensor) -> Tensor:
         key = key.repeat_interleave(HEADS // key.shape[1], dim=1)
