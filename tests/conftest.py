@@ -19,6 +19,11 @@ gc.disable()
 # There is a worker a core: with more threads each, they would wait for each other. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What the processes find that tests start, of which some say themselves where else they look for modules.
+PROCESSES = str(Path(__file__).parent / "processes")
+if PROCESSES not in (paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PROCESSES, *paths]))
+
 # No example is timed: machines are noisy, and a slow one is not wrong.
 hypothesis.settings.register_profile("sealegs", deadline=None)
 hypothesis.settings.load_profile("sealegs")

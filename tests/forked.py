@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 
 FORKED = multiprocessing.get_context("forkserver")
 """For what starts processes in a context of its own."""
-FORKED.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "sealegs.lab.train"])
+FORKED.set_forkserver_preload(["forked_from"])  # of tests/processes, which is in the path of every process
 
 
 def start(function: Callable[..., None], *arguments: object, has_children: bool = False) -> BaseProcess:
