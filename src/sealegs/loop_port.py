@@ -205,6 +205,8 @@ class LoopPort(Observer):
         self.checkpoints = options.checkpoints(self.watch)
         if self.checkpoints is not None:
             self.checkpoints.take_over()
+            if options.checkpointing.every:
+                self.checkpoints.refuse_unshared()
         self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
         if self.recovery is not None:
             self.recovery.can_watch_heads(self._cannot_watch_heads)

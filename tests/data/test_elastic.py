@@ -207,6 +207,27 @@ def test_what_is_left_out_stays_left_out() -> None:
     assert len(set(DATA) - used(seen).keys() - used(rest).keys() - bad) <= 2 * 8
 
 
+def test_a_rollback_to_a_place_of_other_ranks_is_divided_anew_as_well() -> None:
+    """The older checkpoint is from before the division that this run has begun with."""
+    make = KINDS["distributed"]
+    first = Job(make, 2, 4)
+    seen = first.epoch(0, 2)
+    older = first.position
+    for _ in first.epoch(0, 3):
+        pass
+    first.batches[0].go_to(older)
+    second = Job(make, 1, 6, first.position)
+    (batches,), (loader,) = second.batches, second.loaders
+    iterator = batches.over(loader)
+    for _ in range(5):
+        next(iterator)
+    batches.go_to(older)
+    seen += [_listed(batch) for batch in iterator]
+    assert used(seen) == Counter(range(SIZE))
+    assert [told["done"] for told in second.told] == [16, 16]
+    assert second.epoch(1) == Job(make, 1, 6).epoch(1)
+
+
 class Windows:
     """A token memmap as people cut it: batch k of all ranks is known by its number."""
 

@@ -18,6 +18,7 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader, DistributedSampler
 
 import sealegs
+from sealegs.state import checkpoints
 from sealegs.state.training_state import TrainingState
 
 SAMPLES, GLOBAL_BATCH, SAVED = 101, 12, 13
@@ -88,6 +89,18 @@ def train_on_a_list(out: Path) -> None:
                 break
 
 
+def refused_without_shared_storage(out: Path, rank: int) -> str:
+    """The last rank is on a machine of its own."""
+    model = network("ddp")
+    run = out / ("disk-of-another" if rank == dist.get_world_size() - 1 else "disk") / "run"
+    checkpoints.SEEN_WITHIN_S = 0.3
+    try:
+        sealegs.Guard(model, AdamW(model.parameters()), run=run, checkpoint_every=5)
+    except sealegs.ConfigError as error:
+        return str(error)
+    return ""
+
+
 def main(out: Path) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{out}/store-{ranks}", rank=rank, world_size=ranks)
@@ -96,6 +109,8 @@ def main(out: Path) -> None:
         (out / f"{wrapper}-{ranks}-{rank}.json").write_text(json.dumps(saw))
     if ranks == 2:
         train_on_a_list(out)
+    else:
+        (out / f"unshared-{rank}.json").write_text(json.dumps(refused_without_shared_storage(out, rank)))
     dist.destroy_process_group()
 
 

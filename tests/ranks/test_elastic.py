@@ -95,3 +95,13 @@ def test_what_cannot_be_divided_is_refused_once(launched: tuple[Path, dict[str, 
     refuse_restart(folder, 2)
     with pytest.raises(RestartRefused):
         refuse_restart(folder, 3)
+
+
+def test_a_folder_that_the_machines_do_not_share_is_refused_by_all(launched: tuple[Path, dict[str, Any]]) -> None:
+    out, saw = launched
+    for rank in range(3):
+        told = saw[f"unshared-{rank}"]
+        assert "rank 2 on " in told
+        assert "does not see what rank 0 on " in told
+        assert told.endswith("; give a folder on storage that all machines share")
+    assert not [path.name for path in (out / "disk" / "run").iterdir() if path.name.startswith(".shared")]

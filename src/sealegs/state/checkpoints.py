@@ -10,12 +10,14 @@ One that is known to be healthy and is intact is never written over: what would 
 
 import json
 import math
+import os
 import shutil
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -27,9 +29,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from sealegs.errors import SourceError, StorageError
+from sealegs.errors import ConfigError, SourceError, StorageError
 from sealegs.record.checkpoint_tags import Tag, Tags
-from sealegs.record.files import folder_aside, put_back_replaced, remove_leftovers, writing
+from sealegs.record.files import PARTIAL, folder_aside, put_back_replaced, remove_leftovers, writing
 from sealegs.record.reading import is_number
 from sealegs.signals.collective import TIMEOUT_S, Collective
 from sealegs.state import checkpoint_files
@@ -72,6 +74,10 @@ class _Parts(NamedTuple):
     tensors: Mapping[str, Tensor]
     plain: bytes
     own: bytes
+
+
+SEEN_WITHIN_S = 20.0
+"""How long a file of one machine may take to be seen on another."""
 
 
 class Checkpoints:
@@ -133,6 +139,28 @@ class Checkpoints:
     def take_over(self) -> None:
         """Clear up what the process before has left in the middle, where it was killed. The run has one writer."""
         self._ranks.first(self._clear_up)
+
+    def refuse_unshared(self) -> None:
+        """Refuse a folder that a rank does not see: it writes to the disk of its own machine, and a checkpoint of which
+        each machine has a part goes with the first machine."""
+        if self._ranks.world == 1:
+            return
+        run = self._folder.parent
+        name = self._ranks.first(lambda: f".shared-{os.getpid()}-{time.time_ns()}{PARTIAL}")
+        self._ranks.first(lambda: _touch(run / name))
+        deadline = time.monotonic() + SEEN_WITHIN_S
+        while not (is_seen := (run / name).exists()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            with suppress(OSError):
+                list(run.iterdir())  # a network's file system looks again
+        seen = self._ranks.gather((is_seen, socket.gethostname()))
+        self._ranks.first(lambda: (run / name).unlink(missing_ok=True))
+        blind = next((rank for rank, (sees, _) in enumerate(seen) if not sees), None)
+        if blind is not None:
+            raise ConfigError(
+                f"run={run}: rank {blind} on {seen[blind][1]} does not see what rank 0 on {seen[0][1]} writes there, "
+                "and would write its part of a checkpoint elsewhere; give a folder on storage that all machines share"
+            )
 
     def _clear_up(self) -> None:
         with writing(self._folder):
@@ -412,6 +440,11 @@ def _read_state(folder: Path, step: int, like: StoredState | None, ranks: Collec
     if fault := fault_in_plain(plain, own):
         raise SourceError(f"{folder}: damaged ({fault}); use another checkpoint")
     return StoredState(tensors, plain, own, step)
+
+
+def _touch(path: Path) -> None:
+    with writing(path):
+        path.touch()
 
 
 def _parts(state: StoredState, tensors: Mapping[str, Tensor]) -> _Parts:
