@@ -152,28 +152,52 @@ def on_a_device(patch: pytest.MonkeyPatch) -> tuple[TimeSpent, Stream, Callable[
 
 def test_on_a_device_some_steps_stand_for_all_and_rare_parts_are_all_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     spent, stream, does = on_a_device(monkeypatch)
-    for step in range(70):
+    for step in range(700):
         spent.begin_step()
         with spent.of("signals"):
             stream.now_ms += 2.0
             does("own", 5.0)
             does("verdicts", 1.0)
-        if step % 35 == 0:
+        if step % 350 == 0:
             does("checkpoints", 100.0)
-    assert stream.events < 70
+    assert stream.events < 1400, "of 700 steps with six events each"
     assert spent.tax().parts["signals"] == 0.0  # nothing has come to pass, and nobody waits for it
     stream.is_done = True
     spent.begin_step()
     parts = spent.tax().parts
-    assert parts["signals"] == pytest.approx(0.14, rel=0.05)
-    assert parts["verdicts"] == pytest.approx(0.07, rel=0.05)
+    assert parts["signals"] == pytest.approx(1.4, rel=0.05)
+    assert parts["verdicts"] == pytest.approx(0.7, rel=0.05)
     assert parts["checkpoints"] == pytest.approx(0.2)
     assert "own" not in parts
 
 
+@pytest.mark.parametrize("steps", [30, 75, 90, 200, 1000])
+def test_what_is_made_once_counts_once_however_short_the_run(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step compiles, the first that is sampled makes buffers, a copy is large: none stands for seven."""
+    spent, stream, does = on_a_device(monkeypatch)
+    stream.is_done = True
+    paid_ms = 0.0
+    for step in range(steps):
+        spent.begin_step()
+        once = {0: 900.0, 6: 300.0, 10: 400.0}.get(step, 0.0)
+        does("signals", 2.0 + 3.0 * (step % 10 == 0) + once)
+        paid_ms += 2.0 + 3.0 * (step % 10 == 0) + once
+        does("verdicts", 1.0)
+        paid_ms += 1.0
+        if step % 77 == 76:
+            with spent.of("verdicts"):
+                does("copies", 500.0)
+            paid_ms += 500.0
+    spent.begin_step()
+    tax = spent.tax()
+    assert 1000 * tax.total_s == pytest.approx(paid_ms, rel=0.03)
+    assert "copies" not in tax.parts
+
+
 def test_a_rare_part_inside_a_step_that_is_not_timed_is_charged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     spent, stream, does = on_a_device(monkeypatch)
-    spent.begin_step()
+    for _ in range(71):
+        spent.begin_step()
     with spent.of("verdicts"):
         stream.now_ms += 1.0
         with spent.of("recovery"):

@@ -18,11 +18,17 @@ import torch
 from sealegs.record.stability_tax import PARTS, StabilityTax
 from sealegs.vocabulary import Row
 
-Part: TypeAlias = Literal["signals", "verdicts", "snapshots", "checkpoints", "probes", "recovery", "own", "paused"]
-"""What time is charged to. ``own`` is what the loop would do without a guard, ``paused`` what is no training."""
+Part: TypeAlias = Literal[
+    "signals", "verdicts", "snapshots", "copies", "checkpoints", "probes", "recovery", "own", "paused"
+]
+"""What time is charged to. ``own`` is what the loop would do without a guard, ``paused`` what is no training, ``copies``
+what of snapshots is not of every step."""
 _EACH_STEP = frozenset(("signals", "verdicts", "snapshots", "own"))
 _EVERY = 7
 """On a GPU, steps from one that is timed to the next. Steps are sampled every tenth, mostly: it meets one in ten."""
+_FIRST = 70
+"""Steps at the beginning that are all timed and stand for themselves: what is made once, at the first step or the first
+that is sampled, must not count seven times."""
 _MOST_PENDING = 256
 _PLAIN_STEPS = 256
 """Steps whose median tells how long a step takes while no checkpoint is being written."""
@@ -50,6 +56,9 @@ class TimeSpent:
         self._is_cuda = False
         self._began = self._since = time.perf_counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        """What stands for itself: on the host all there is."""
+        self._sampled: defaultdict[str, float] = defaultdict(float)
+        """What was timed in one step of several, and stands for all of them."""
         self._inside: list[Part] = []
         self._is_timed = True
         """Whether the parts of the step under way are timed."""
@@ -57,8 +66,10 @@ class TimeSpent:
         """Events of a stretch on the device, each with the part that ends there."""
         self._lap_from = 0
         """How deep the parts were nested where the stretch began."""
-        self._pending: deque[list[tuple[Part | None, Any]]] = deque(maxlen=_MOST_PENDING)
+        self._pending: deque[tuple[bool, list[tuple[Part | None, Any]]]] = deque(maxlen=_MOST_PENDING)
+        """Stretches that have not come to pass, each with whether its step stands for others, too."""
         self._steps = self._timed_steps = 0
+        """All steps, and those of them that were timed and stand for others."""
         self._skipped = self._repeated = 0
         self._before = StabilityTax(whole_s=0.0, steps=0, parts={})
         """What earlier processes of the run have paid."""
@@ -77,10 +88,15 @@ class TimeSpent:
     def begin_step(self) -> None:
         """A step is about to be decided."""
         self._steps += 1
-        self._is_timed = not self._is_cuda or self._steps % _EVERY == 0
-        self._timed_steps += self._is_timed
-        while self._pending and self._pending[0][-1][1].query():
-            self._settle(self._pending.popleft())
+        self._is_timed = not self._stands_for_others or self._steps % _EVERY == 0
+        self._timed_steps += self._stands_for_others and self._is_timed
+        while self._pending and self._pending[0][1][-1][1].query():
+            self._settle(*self._pending.popleft())
+
+    @property
+    def _stands_for_others(self) -> bool:
+        """Whether a step that is timed now stands for those around it."""
+        return self._is_cuda and self._steps > _FIRST
 
     def enter(self, part: Part) -> None:
         """Charge the time from here on to a part, until ``leave``."""
@@ -98,7 +114,7 @@ class TimeSpent:
             self._turn_on_host()
         self._inside.pop()
         if self._lap and len(self._inside) <= self._lap_from:
-            self._pending.append(self._lap)
+            self._pending.append((self._stands_for_others, self._lap))
             self._lap = []
 
     def _turn_on_host(self) -> None:
@@ -121,11 +137,12 @@ class TimeSpent:
         is_charged = not begins and (self._is_timed or part not in _EACH_STEP)
         self._lap.append((part if is_charged else None, event))
 
-    def _settle(self, lap: list[tuple[Part | None, Any]]) -> None:
+    def _settle(self, stands_for_others: bool, lap: list[tuple[Part | None, Any]]) -> None:
         for (_, before), (part, event) in pairwise(lap):
-            with suppress(RuntimeError):  # of another device, where the loop has changed it: that is not counted
-                if part is not None:
-                    self._seconds[part] += before.elapsed_time(event) / 1000
+            if part is not None:
+                seconds = self._sampled if stands_for_others and part in _EACH_STEP else self._seconds
+                with suppress(RuntimeError):  # of another device, where the loop has changed it: that is not counted
+                    seconds[part] += before.elapsed_time(event) / 1000
 
     def saw(self, row: Row, *, is_skipped: bool) -> None:
         """A step is judged: what it took, and whether it was in vain."""
@@ -145,8 +162,10 @@ class TimeSpent:
     def tax(self, price_per_hour: float | None = None) -> StabilityTax:
         """What the run has paid until now."""
         whole = time.perf_counter() - self._began
-        scale = self._steps / self._timed_steps if self._timed_steps else 0.0
-        spent = {name: s * (scale if name in _EACH_STEP else 1.0) for name, s in self._seconds.items()}
+        scale = (self._steps - _FIRST) / self._timed_steps if self._timed_steps else 0.0
+        names = {*self._seconds, *self._sampled}
+        spent = {name: self._seconds.get(name, 0.0) + scale * self._sampled.get(name, 0.0) for name in names}
+        spent["snapshots"] = spent.get("snapshots", 0.0) + spent.pop("copies", 0.0)
         spent["checkpoints"] = spent.get("checkpoints", 0.0) + max(self._slowed_s, 0.0)
         beside = sum(seconds for name, seconds in spent.items() if name != "own")
         # of a step that was in vain, all but what is counted already
