@@ -203,7 +203,7 @@ class Guard:
 
     def step(
         self,
-        loss: Tensor,
+        loss: Tensor | None,
         *,
         grad_norm: Tensor | float | None = None,
         tokens: int | None = None,
@@ -213,8 +213,9 @@ class Guard:
         """End a step: norms, verdict, clipping, optimizer, scheduler, zeroed gradients.
 
         ``loss`` is that of the whole step, already backpropagated; with accumulation, the sum of what was
-        backpropagated. ``grad_norm`` is for those who clip themselves: the norm *before* clipping. ``tokens`` were
-        trained on in this step; ``token_losses`` are theirs, for a histogram. Further ``signals`` go into the record.
+        backpropagated; None on the ranks of a pipeline that do not have its last stage. ``grad_norm`` is for those who
+        clip themselves: the norm *before* clipping. ``tokens`` were trained on in this step; ``token_losses`` are
+        theirs, for a histogram. Further ``signals`` go into the record.
 
         Gives the newest verdict that is known: of this step on the CPU, of one or two steps before on a GPU, where
         this step's has been decided on the device (``verdict.step`` says which). Raises ``RunHalted`` when the budget

@@ -327,13 +327,17 @@ def culprit_in(now: Row) -> str:
     >>> named = {"culprit": "emb.weight on rank 1", "loss": 2.5, "grad_norm": math.inf}
     >>> culprit_in(named), culprit_in(named | {"params_finite": 0.0}), culprit_in(named | {"loss": math.nan})
     ('emb.weight on rank 1', 'rank 1', 'rank 1')
+    >>> culprit_in({"culprit": "emb.weight of rank 1", "loss": math.nan, "grad_norm": math.nan})
+    ''
+    >>> culprit_in({"culprit": "emb.weight on rank 1 (dp 0, tp 1)", "loss": math.nan, "grad_norm": math.nan})
+    'rank 1 (dp 0, tp 1)'
     """
     named = str(now.get("culprit", ""))
     are_all_broken = not any(math.isfinite(float(now.get(name, 0.0))) for name in ("loss", "grad_norm"))
     if float(now.get("params_finite", 1.0)) == 1.0 and not are_all_broken:
         return named
-    rank = re.search(r"\brank \d+$", named)
-    return rank[0] if rank else ""
+    rank = re.search(r"(?:^|\bon )(rank \d+(?: \([^()]*\))?)$", named)
+    return rank[1] if rank else ""
 
 
 def sure_if_young(judged: int, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

@@ -202,7 +202,8 @@ class LoopPort(Observer):
         self._spent.follow(self._meter.device)
         self._tokens = BatchTokens(is_late=self._meter.device.type != "cpu") if find_embeddings(self._model) else None
         """The ids that steps have read, of a model that reads ids."""
-        self.checkpoints = options.checkpoints(self.watch)
+        self._checkpoint_every = options.checkpointing.every
+        self.checkpoints = options.checkpoints(self.watch) if self._can_be_stored() else None
         if self.checkpoints is not None:
             self.checkpoints.take_over()
             if options.checkpointing.every:
@@ -268,6 +269,18 @@ class LoopPort(Observer):
                 self._changes = ResumeChanges(self._model, self._update.optimizers, schedulers)
         self._record_settings(options, schedulers)
         self._say_what_is_guarded()
+
+    def _can_be_stored(self) -> bool:
+        """Whether checkpoints can hold the model: they know a tensor by its name, whichever rank has it."""
+        if not (reason := self._meter.layout.why_not_one):
+            return True
+        if self._checkpoint_every:
+            raise ConfigError(
+                f"checkpoint_every={self._checkpoint_every}: {reason}, and the guard's checkpoints hold one tensor for "
+                "each name; leave it out, and write checkpoints of your own with guard.state_dict() in them"
+            )
+        self.watch.note("no-checkpoints", step=self.number, reason=reason)
+        return False
 
     def _agreed(self, mine: bool) -> bool:
         """Whether it is so on every rank."""
@@ -435,7 +448,7 @@ class LoopPort(Observer):
 
     def decide(
         self,
-        loss: Tensor,
+        loss: Tensor | None,
         *,
         grad_norm: Tensor | float | None = None,
         tokens: int | None = None,
@@ -454,7 +467,7 @@ class LoopPort(Observer):
 
     def _decide(
         self,
-        loss: Tensor,
+        loss: Tensor | None,
         grad_norm: Tensor | float | None,
         tokens: int | None,
         token_losses: Tensor | None,
@@ -509,6 +522,10 @@ class LoopPort(Observer):
             except RankMissing:
                 self._has_failed = True  # at its end the run must not wait for that rank again
                 raise
+            if self._saving is not None and not self._can_be_stored():
+                self._saving = None
+                if self.recovery is not None:
+                    self.recovery.recorder.leave_out_states()
             if seen.logits is not None and self._qk_clip_now is not None and self._act:
                 assert self._heads is not None
                 known["qk_clip"] = self._qk_clip_now
@@ -951,7 +968,7 @@ class LoopPort(Observer):
         self.watch.forget_skip()
         self._update_decision.forget()
 
-    def _probed(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> _UpdatedStep:
+    def _probed(self, loss: Tensor | None, grad_norm: Tensor | float | None, before: Gradients | None) -> _UpdatedStep:
         """What a batch that was healthy before shows now: it is looked at, and nothing is learned."""
         with torch.no_grad():
             if before is None and self._update.scaler is None:

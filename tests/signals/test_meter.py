@@ -12,10 +12,12 @@ from sealegs.signals.ranks import Ranks
 
 
 def test_ranks_at_different_steps_are_refused_before_anything_else_is_read() -> None:
-    names = ("culprit_rank", "steps_apart", "ranks_differ")
-    assert _agreed(7, names, [1.0, 0.0, 2.0]) == {"culprit_rank": 1.0, "ranks_differ": 2.0}
+    names = ("culprit_rank", "steps_apart", "losses", "ranks_differ")
+    assert _agreed(7, names, [1.0, 0.0, 4.0, 2.0]) == {"culprit_rank": 1.0, "ranks_differ": 2.0}
     with pytest.raises(ConfigError, match="step 7: the guards of the ranks are 3 steps apart"):
-        _agreed(7, names, [1.0, 3.0, 2.0])
+        _agreed(7, names, [1.0, 3.0, 4.0, 2.0])
+    with pytest.raises(ConfigError, match="step 7: loss=None on every rank"):
+        _agreed(7, names, [1.0, 0.0, 0.0, 2.0])
 
 
 def test_a_layer_that_one_rank_dropped_is_known_from_the_others() -> None:

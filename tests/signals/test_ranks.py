@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
+from sealegs.signals.ranks import (
+    FIELDS,
+    MERGED,
+    NormsBefore,
+    Ranks,
+    Standing,
+    _medians,
+    checksum_of,
+    contribution,
+    merge,
+)
 
 SAME = torch.tensor([3, 4])
 
@@ -105,3 +115,53 @@ def test_one_process_is_a_world_of_its_own() -> None:
     assert (alone.world, alone.rank) == (1, 0)
     assert alone.gather(torch.arange(3.0), step=0).tolist() == [[0.0, 1.0, 2.0]]
     assert NormsBefore(torch.nn.Linear(2, 2)).attached_to is None
+
+
+def test_what_is_not_finite_on_several_ranks_is_the_doing_of_none() -> None:
+    """As where the weights are not finite, or one rank's numbers have gone through all."""
+    assert merged(ranks([math.nan] * 4, [math.nan] * 4))["culprit_excess"] == 0.0
+    assert merged(ranks([1.0] * 4, [math.inf, 2.0, math.nan, 2.0]))["culprit_excess"] == 0.0
+    one = merged(ranks([1.0, math.nan, 1.0, 1.0], [math.nan] * 4))
+    assert (one["culprit_rank"], one["culprit_excess"]) == (1, math.inf), "whose loss it is, is where it began"
+
+
+def standing(rows: Tensor, peers: tuple[int, ...], twins: tuple[int, ...]) -> dict[str, float]:
+    groups = Standing.of(peers, twins, rows.device)
+    return dict(zip(MERGED, merge(rows, groups).tolist(), strict=True))
+
+
+def test_norms_are_compared_among_the_ranks_of_one_mean() -> None:
+    """Two stages of a pipeline, two ranks each: the gradients of the second are always a hundred times larger."""
+    peers = (0, 0, 2, 2)
+    assert standing(ranks([1.0] * 4, [1.0, 1.1, 100.0, 110.0]), peers, peers)["culprit_excess"] < 1.2
+    row = standing(ranks([1.0] * 4, [1.0, 50.0, 100.0, 110.0]), peers, peers)
+    assert (row["culprit_rank"], row["culprit_excess"]) == (1, 50.0)
+    through_all = standing(ranks([1.0] * 4, [1.0, 50.0, 100.0, 5000.0]), peers, peers)
+    assert through_all["culprit_excess"] == 0.0, "it may have begun in either stage"
+
+
+def test_medians_of_groups_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    values, groups = torch.rand(64, dtype=torch.float64), torch.randint(0, 5, (64,))
+    firsts = torch.stack([(groups == group).int().argmax() for group in groups])
+    expected = torch.stack([values[groups == group].median() for group in groups])
+    assert torch.equal(_medians(values, firsts), expected)
+
+
+def test_a_rank_without_a_loss_takes_that_of_the_others() -> None:
+    rows = ranks([1.0, 2.0, 6.0], None)
+    rows[0] = contribution(None, *(torch.tensor(1.0),) * 3, None, 7, SAME)
+    row = merged(rows)
+    assert (row["loss"], row["losses"]) == (4.0, 2)
+    assert math.isnan(merged(rows[:1])["loss"]), "nobody has one, which is refused"
+
+
+def test_weights_are_compared_among_the_ranks_that_hold_the_same() -> None:
+    odd, other = torch.tensor([3, 5]), torch.tensor([9, 9])
+    twins = (0, 0, 0, 3, 3, 3)
+    row = standing(ranks([1.0] * 6, None, checksums=[SAME] * 3 + [other] * 3), (0,) * 6, twins)
+    assert row["ranks_differ"] == 0
+    row = standing(ranks([1.0] * 6, None, checksums=[SAME] * 3 + [other, odd, other]), (0,) * 6, twins)
+    assert (row["ranks_differ"], row["differing_rank"]) == (1, 4)
+    row = standing(ranks([1.0] * 6, None, checksums=[SAME] * 3 + [odd, other, other]), (0,) * 6, twins)
+    assert (row["ranks_differ"], row["differing_rank"]) == (1, 3)

@@ -19,7 +19,8 @@ from sealegs.lab.settings import SIZES, OptimizerSettings
 from sealegs.lab.train import build_optimizer
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import group_of
-from sealegs.signals.weights import MOST_SAMPLED, WeightSampler, flat, replicas, spacing
+from sealegs.signals.layout import replicas
+from sealegs.signals.weights import MOST_SAMPLED, WeightSampler, flat, spacing
 
 Loss = Callable[[], Tensor]
 
@@ -479,6 +480,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from sealegs.signals.layout import Layout
 from sealegs.signals.weights import WeightSampler
 
 rank, folder = int(os.environ["RANK"]), sys.argv[1]
@@ -488,7 +490,7 @@ model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1), nn.Linear(1, 3))
 for layer in model[:2]:  # the third stays whole on both ranks; of the second's bias one has nothing
     fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
-sampler = WeightSampler(model, [optimizer], world=2)
+sampler = WeightSampler(model, [optimizer], layout=Layout(world=2))
 for _ in range(3):
     model(torch.ones(2, 7)).sum().backward()
     before = sampler.before_update()

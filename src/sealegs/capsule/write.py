@@ -336,6 +336,10 @@ class FlightRecorder:
             + (state.without if state.step is None else f"the state of step {state.step}"),
         )
 
+    def leave_out_states(self) -> None:
+        """Write no states from here on: a stored state could not hold this model."""
+        self._checkpoints = None
+
     def follow_up(self, incident: Incident) -> None:
         """Write how an incident ended, or stands at the end of the run, with a draft of its post-mortem."""
         if self._folder is None or self._ranks.rank or not (folder := self._folder / str(incident.number)).exists():

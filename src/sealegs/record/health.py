@@ -42,7 +42,7 @@ REMEMBERED = 20_000
 STOPS = ("guard", "ranks-refused", "checkpoint", "checkpoint-kept", "intervention", "incident-closed", "end")
 """Kinds of events after which it is written at once."""
 JUDGED = ("skip", "alarm", "halt")
-_RANK = re.compile(r"\bon rank (\d+)$|^rank (\d+)$")
+_RANK = re.compile(r"(?:^|\bon )rank (\d+)(?: \([^()]*\))?$")
 
 
 class SavedState(NamedTuple):
@@ -344,11 +344,11 @@ def _at_fault(
 
 def _rank_in(culprit: str) -> int | None:
     """
-    >>> _rank_in("emb.weight on rank 3"), _rank_in("rank 0"), _rank_in("emb.weight")
+    >>> _rank_in("emb.weight on rank 3"), _rank_in("rank 0 (dp 0, tp 0)"), _rank_in("emb.weight of rank 1")
     (3, 0, None)
     """
     found = _RANK.search(culprit)
-    return int(found[1] or found[2]) if found else None
+    return int(found[1]) if found else None
 
 
 def tags_of(folder: Path) -> dict[int, tuple[Tag, str]]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sealegs.signals.groups import find_layers, group_of, merged_groups, plain_name, shortened
+from sealegs.signals.layout import local
 from sealegs.signals.time_spent import TimeSpent
-from sealegs.signals.weights import MOST_SAMPLED, flat, local, spacing
+from sealegs.signals.weights import MOST_SAMPLED, flat, spacing
 
 
 class QueryKey(NamedTuple):

@@ -189,9 +189,15 @@ class Sums:
 class Groups:
     """Which entry of a vector belongs to which group of parameters; groups are in the order of first appearance."""
 
-    def __init__(self, parameter_names: Iterable[str], merged: Mapping[str, str] = MappingProxyType({})) -> None:
-        """``merged`` are the ``merged_groups`` of the model that has these parameters."""
-        members: dict[str, list[int]] = {}
+    def __init__(
+        self,
+        parameter_names: Iterable[str],
+        merged: Mapping[str, str] = MappingProxyType({}),
+        first: Iterable[str] = (),
+    ) -> None:
+        """``merged`` are the ``merged_groups`` of the model that has these parameters. The groups that come ``first``
+        are there whether or not they have any."""
+        members: dict[str, list[int]] = {name: [] for name in first}
         for place, name in enumerate(parameter_names):
             group = group_of(name)
             members.setdefault(merged.get(group, group), []).append(place)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import plain_name, shortened
-from sealegs.signals.weights import flat, local, spacing
+from sealegs.signals.layout import local
+from sealegs.signals.weights import flat, spacing
 
 FORWARD = ("input", "weight", "output")
 BACKWARD = ("grad_output", "grad_input")

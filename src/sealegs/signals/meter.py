@@ -21,13 +21,25 @@ from sealegs.signals import low_precision
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
 from sealegs.signals.attention import HeadLogits
 from sealegs.signals.collect import Block
+from sealegs.signals.collective import Collective
 from sealegs.signals.groups import Groups, find_embeddings, merged_groups, sent
 from sealegs.signals.incident_window import IncidentWindow
+from sealegs.signals.layout import STRANGER, Layout, find_layout, local
 from sealegs.signals.norms import GradientReader, Gradients
-from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
+from sealegs.signals.ranks import (
+    CULPRIT_EXCESS,
+    FIELDS,
+    MERGED,
+    NormsBefore,
+    Ranks,
+    Standing,
+    checksum_of,
+    contribution,
+    merge,
+)
 from sealegs.signals.routers import MOST_LOADS, SUMMARIES, Finder, RouterSampler
 from sealegs.signals.time_spent import TimeSpent
-from sealegs.signals.weights import WeightSampler, local, replicas
+from sealegs.signals.weights import WeightSampler
 from sealegs.vocabulary import Number, Row
 
 CHECKSUM_STEPS = 100
@@ -38,8 +50,6 @@ ABSENT = -1.0
 """What a rank sends for a missing value: no norm, count or time is negative."""
 BLIND = 3
 """Sampled steps in a row without an activation after which sampling stops: the loop runs compiled code."""
-CULPRIT_EXCESS = 3.0
-"""How many times the median a rank's own gradient norm must be for the rank to be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,10 @@ class StepSignals:
     """For several ranks, the square of the norm that each holds, as a share of all."""
     logits: Tensor | None = None
     """The largest logit of each head of attention, the same on all ranks; None where nobody looked."""
+    names: tuple[str, ...] = ()
+    """The tensors that ``worst`` is one of, where ranks have agreed on it."""
+    is_one: bool = True
+    """Whether each name stands for one tensor, of which every rank holds a part or a copy."""
 
     def grad_norm(self) -> Tensor:
         """The norm of all gradients."""
@@ -65,7 +79,7 @@ class StepSignals:
 
     def are_replicated(self) -> Tensor | None:
         """For several ranks, whether all hold the same gradients, as far as their norms tell."""
-        return None if self.squares is None else (self.squares == self.squares[0]).all()
+        return None if self.squares is None else (self.squares == self.squares[0]).all() & self.is_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +123,14 @@ class Meter:
         self.norms_before = NormsBefore(model) if ranks.world > 1 else None
         self._model = model
         self._reader = GradientReader(model, optimizers)
-        self._weights = WeightSampler(model, optimizers, world=ranks.world)
+        self._collective = Collective(ranks.timeout_s)
+        self.layout = find_layout(model, ranks.rank, self._collective.world, self._collective.gather)
+        """What each rank holds of the model."""
+        if self.layout.world != ranks.world:  # there is no process group to ask
+            self.layout = Layout(world=ranks.world, names=(*self._reader.by_name, STRANGER))
+        self._is_layout_sure = not self.layout.is_guessed
+        self._standing: Standing | None = None
+        self._weights = WeightSampler(model, optimizers, layout=self.layout)
         self._activations = activations or ActivationSampler(model)
         self._activations.spent = spent or TimeSpent()
         self._embeddings = ActivationSampler(model, layers=find_embeddings)
@@ -135,8 +156,14 @@ class Meter:
         self._groups_of: tuple[str, ...] = ()
         self._exchanged: tuple[str, ...] = ()
         """Signals that a framework logs on every rank, and of which the mean is judged."""
+        self._names_of_all: dict[str, tuple[str, ...]] = {}
+        """Activations by their sampler, of all ranks where these have different ones."""
+        if not self.layout.are_alike:
+            self._share_names()
         self._slots = self._sized_slots(model) if ranks.world > 1 else {}
         self._shares_of: dict[tuple[str, ...], Tensor] = {}
+        self._places_of: dict[tuple[str, ...], Tensor] = {}
+        """Where gradients are in the names of all ranks, by their own names."""
         self._last_change: Tensor | None = None
 
     def is_sampled(self, number: int) -> bool:
@@ -176,6 +203,8 @@ class Meter:
     def watch_heads(self) -> HeadLogits:
         """Look at the logits of each head of attention on sampled steps: from the next one on, on every rank. Raises a
         ConfigError where they cannot be."""
+        if not self.layout.are_alike:
+            raise ConfigError("logits are looked at where all ranks have the same layers, and here they have not")
         if not self._sample_every:
             raise ConfigError("logits are looked at on sampled steps, and sample_every=0 has none")
         if self._heads is None:
@@ -212,7 +241,7 @@ class Meter:
     def measure_step(
         self,
         number: int,
-        loss: Tensor,
+        loss: Tensor | None,
         grad_norm: Tensor | None,
         gradients: Gradients | None = None,
         *,
@@ -221,22 +250,28 @@ class Meter:
         loss_scale: Tensor | None,
         logged: Mapping[str, Number] = MappingProxyType({}),
     ) -> StepSignals:
-        """Measure a step before its update: by ``gradients`` if they were read before, else by those of now."""
+        """Measure a step before its update: by ``gradients`` if they were read before, else by those of now.
+
+        A rank without a ``loss`` takes that of the others.
+        """
         if gradients is None and grad_norm is None:
             gradients = self.read()
+        if not self._is_layout_sure:
+            self._make_layout_sure(has_loss=loss is not None)
         samples = self._samples(number, gradients, step_s, token_losses, loss_scale)
         samples += self._of_all_ranks(logged)
         self._unsampled = _UnsampledStep(number, gradients, loss_scale)
         if self.ranks.world == 1:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)
             logits = next((sample.numbers for sample in samples if sample.slot == "heads"), None)
+            assert loss is not None
             if gradients is None:
                 assert grad_norm is not None
                 return StepSignals(loss, grad_norm, None, None, blocks, logits=logits)
             return StepSignals(loss, gradients.norms, None, gradients, blocks, logits=logits)
         mine = self._contribution(number, loss, grad_norm, gradients)
         rows = self.ranks.gather(self._padded(mine, samples), number)
-        merged = merge(rows[:, : len(FIELDS)])
+        merged = merge(rows[:, : len(FIELDS)], self._standing_on(rows.device))
         _, *columns = rows.split([len(FIELDS), *self._slots.values()], dim=1)
         parts = dict(zip(self._slots, columns, strict=True))
         together = {s.slot: s.together(parts[s.slot][:, : s.numbers.numel()]) for s in samples}
@@ -245,27 +280,62 @@ class Meter:
         worst = merged[2] if gradients is not None else None
         agreed: Block = partial(_agreed, number, MERGED[3:compared]), merged[3:compared]
         squares = rows[:, FIELDS.index("square")]
-        return StepSignals(merged[0], merged[1], worst, gradients, (agreed, *blocks), squares, together.get("heads"))
+        return StepSignals(
+            merged[0],
+            merged[1],
+            worst,
+            gradients,
+            (agreed, *blocks),
+            squares,
+            together.get("heads"),
+            self.layout.names,
+            self.layout.is_one,
+        )
+
+    def _make_layout_sure(self, *, has_loss: bool) -> None:
+        """Look at what each rank holds once more, now that there are gradients: once, on all ranks."""
+        self._is_layout_sure = True
+        self.layout = find_layout(
+            self._model, self.ranks.rank, self.ranks.world, self._collective.gather, has_loss=has_loss
+        )
+        self._weights.goes_by(self.layout)
+        self._standing = None
+        self._shares_of.clear()
+
+    def _share_names(self) -> None:
+        """Learn of the layers that other ranks have."""
+        own = {"embeddings": self._embeddings.names, "activations": self._activations.names}
+        for slot, names in own.items():
+            of_all = self._collective.gather(tuple(names))
+            self._names_of_all[slot] = tuple(dict.fromkeys(name for names in of_all for name in names))
+
+    def _standing_on(self, device: torch.device) -> Standing | None:
+        """Which ranks are compared with which, where it is not each with each."""
+        if not any(self.layout.peers) and not any(self.layout.twins):
+            return None
+        if self._standing is None:
+            self._standing = Standing.of(self.layout.peers, self.layout.twins, device)
+        return self._standing
 
     def ranks_apart(self, number: int) -> dict[str, float]:
         """Which ranks hold other weights than the rest, if a step was made since they were compared; every rank is
         asked. Empty where none does, where each weight is held once, and where ranks are not at the same step."""
-        if self.ranks.world == 1 or not self._is_updated or not self._same_everywhere:
+        if self.ranks.world == 1 or not self._is_updated or len(set(self.layout.twins)) == self.ranks.world:
             return {}
         self._is_updated = False
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
-        checksum = checksum_of(self._same_everywhere, self.device)
+        checksum = checksum_of(self._compared, self.device)
         mine = contribution(nothing, nothing, nothing, nothing, None, number, checksum)
         rows = self.ranks.gather(self._padded(mine, ()), number)  # as long as the row of a step
-        found = dict(zip(MERGED, merge(rows[:, : len(FIELDS)]).tolist(), strict=True))
+        merged = merge(rows[:, : len(FIELDS)], self._standing_on(rows.device))
+        found = dict(zip(MERGED, merged.tolist(), strict=True))
         are_apart = found["ranks_differ"] > 0 and not found["steps_apart"]
         return {name: found[name] for name in ("ranks_differ", "differing_rank")} if are_apart else {}
 
     @property
-    def _same_everywhere(self) -> list[Tensor]:
-        """The weights of which each rank holds a copy."""
-        world = self.ranks.world
-        return [local(p) for p in self._model.parameters() if replicas(p, world) == world]
+    def _compared(self) -> list[Tensor]:
+        """The weights of which other ranks hold copies, as this rank has them."""
+        return [local(parameter) for parameter in self.layout.compared]
 
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the next row; prepare the next step."""
@@ -288,7 +358,8 @@ class Meter:
         if number and self.is_sampled(number) and self._blind < BLIND:
             self._activations.arm()
             self._is_armed = True
-        if number and self.is_sampled(number) and self._routers.sizes and self._routers_unseen < BLIND:
+        has_routers = self._routers.sizes and self.layout.are_alike
+        if number and self.is_sampled(number) and has_routers and self._routers_unseen < BLIND:
             self._routers.arm()
             self._are_routers_armed = True
         if self._heads is not None:
@@ -320,13 +391,18 @@ class Meter:
     def named(self, row: Row) -> Row:
         """A row that has arrived, with names in place of tensor and rank numbers."""
         named = dict(row)
-        culprit = [str(tensor)] if (tensor := named.pop("worst_tensor", "")) else []
-        if (rank := named.pop("culprit_rank", None)) is not None:
-            excess = float(named.pop("culprit_excess"))
-            if not excess <= CULPRIT_EXCESS:
-                culprit.append(f"rank {int(rank)}")
-        if culprit:
-            named["culprit"] = " on ".join(culprit)
+        tensor = str(named.pop("worst_tensor", ""))
+        holder = int(named.pop("worst_rank", 0))
+        rank, excess = named.pop("culprit_rank", None), float(named.pop("culprit_excess", 0.0))
+        culprit = "" if rank is None or excess <= CULPRIT_EXCESS else self.layout.on_rank(int(rank))
+        if tensor in self.layout.own:
+            peers = self.layout.peers
+            if not culprit:
+                tensor = f"{tensor} of {self.layout.on_rank(holder)}"
+            elif peers[holder] != peers[int(rank or 0)]:
+                tensor = ""  # that of another stage, which has the same name
+        if tensor or culprit:
+            named["culprit"] = " on ".join(filter(None, (tensor, culprit)))
         return named
 
     def state_dict(self) -> dict[str, Any]:
@@ -371,11 +447,16 @@ class Meter:
             samples += self._head_samples(number)
         if self.is_sampled(number):
             samples += self._sizes(number, gradients, loss_scale)
-            samples += self._scale_samples() if self._scales.has_any else []
+            samples += self._scale_samples() if self._has_scales else []
         if token_losses is not None:
             counts = token_loss_histogram(token_losses, token_losses != 0)  # ignored targets have a loss of 0
             samples.append(_Sample("histogram", counts, _sum, lambda n: (("token_loss_histogram",), n)))
         return samples
+
+    @property
+    def _has_scales(self) -> bool:
+        """Whether there are scales of eight bits; of layers that not all ranks have they are not exchanged."""
+        return self._scales.has_any and self.layout.are_alike
 
     def _sizes(self, number: int, gradients: Gradients | None, loss_scale: Tensor | None) -> list[_Sample]:
         """Weights, moments and gradients, as they are before the update."""
@@ -407,7 +488,8 @@ class Meter:
         """Norms are averaged over ranks; of logits the largest counts."""
         if self.ranks.world > 1:  # a layer may be dropped on one rank and not on another
             by_name = dict(zip(names, values.unbind(), strict=True))
-            names = tuple(of.names)
+            of_all = self._names_of_all.get(slot)
+            names = tuple(of.names) if of_all is None else of_all
             absent = torch.full((), ABSENT, device=self.device)
             values = torch.stack([by_name.get(name, absent).to(absent) for name in names]) if names else values
         norms = sum(name.startswith("activation_norm/") for name in names)
@@ -464,20 +546,22 @@ class Meter:
 
         Ranks may see different signals, but they must send equally many numbers, or the exchange fails.
         """
-        groups = len(Groups((name for name, _ in model.named_parameters()), merged_groups(model)).names)
-        norms = sum(name.startswith("activation_norm/") for name in self._activations.names)
-        experts = sum(size for _, size in self._routers.sizes)
+        own = (name for name, _ in model.named_parameters())
+        groups = len(self.layout.groups or Groups(own, merged_groups(model)).names)
+        activations = self._names_of_all.get("activations", self._activations.names)
+        norms = sum(name.startswith("activation_norm/") for name in activations)
+        experts = sum(size for _, size in self._routers.sizes) if self.layout.are_alike else 0
         return {
             "step_s": 1,
             "changes": 1 + 2 * groups,
-            "embeddings": len(self._embeddings.names),
+            "embeddings": len(self._names_of_all.get("embeddings", self._embeddings.names)),
             "activations": norms,
-            "logits": len(self._activations.names) - norms,
+            "logits": len(activations) - norms,
             "norms": groups + 3,
             "group_norms": groups,
             "underflow": 1,
             "histogram": 33,
-            "scales": len(low_precision.SUMMARIES) if self._scales.has_any else 0,
+            "scales": len(low_precision.SUMMARIES) if self._has_scales else 0,
             "routers": 3 + experts if experts <= MOST_LOADS else SUMMARIES if experts else 0,
             "logged": 2 * len(self._exchanged),
             "heads": 0 if self._heads is None else self._heads.size,
@@ -494,7 +578,8 @@ class Meter:
 
     def _group_norms(self, gradients: Gradients) -> _Sample:
         if gradients.names != self._groups_of:
-            self._groups_of, self._groups = gradients.names, Groups(gradients.names, merged_groups(self._model))
+            groups = Groups(gradients.names, merged_groups(self._model), self.layout.groups)
+            self._groups_of, self._groups = gradients.names, groups
         names = tuple(f"grad_norm/{group}" for group in self._groups.names)
         squares = self._groups.sum_by_group(self._shares(gradients))
         return _Sample("group_norms", squares, _sum, lambda total: (partial(_square_roots, names), total))
@@ -507,24 +592,36 @@ class Meter:
             return squares
         if gradients.names not in self._shares_of:
             by_name = self._reader.by_name
-            held = [1 / replicas(by_name[name], world) if name in by_name else 1 / world for name in gradients.names]
+            copies = self.layout.copies_of
+            held = [1 / copies(by_name[name]) if name in by_name else 1 / world for name in gradients.names]
             self._shares_of = {gradients.names: sent(torch.tensor(held, dtype=squares.dtype), squares.device)}
         return squares * self._shares_of[gradients.names]
 
-    def _contribution(self, number: int, loss: Tensor, grad_norm: Tensor | None, gradients: Gradients | None) -> Tensor:
+    def _contribution(
+        self, number: int, loss: Tensor | None, grad_norm: Tensor | None, gradients: Gradients | None
+    ) -> Tensor:
         world = self.ranks.world
-        checksum = torch.zeros(2, dtype=torch.int64, device=loss.device)
+        checksum = torch.zeros(2, dtype=torch.int64, device=self.device)
         if number % CHECKSUM_STEPS == 0:
-            checksum = checksum_of(self._same_everywhere, loss.device)
+            checksum = checksum_of(self._compared, self.device)
         if gradients is None:
             assert grad_norm is not None
             square, worst_norm, worst = grad_norm.square() / world, grad_norm, torch.zeros_like(grad_norm)
         else:
-            worst = gradients.worst()
+            worst = self._place_in_all(gradients)
             square = self._shares(gradients).sum()
             worst_norm = gradients.norms.max() if gradients.names else torch.zeros_like(square)
         before = self.norms_before.collect() if self.norms_before else None
         return contribution(loss, square, worst_norm, worst, before, number, checksum)
+
+    def _place_in_all(self, gradients: Gradients) -> Tensor:
+        """The gradient with the largest norm, by its place in the names of all ranks."""
+        names = gradients.names
+        if names not in self._places_of:
+            place = {name: at for at, name in enumerate(self.layout.names)}
+            table = torch.tensor([place.get(name, len(place) - 1) for name in names or ("",)], dtype=torch.float64)
+            self._places_of = {names: sent(table, self.device)}
+        return self._places_of[names].gather(0, gradients.worst().reshape(1))[0]
 
 
 def _square_roots(names: tuple[str, ...], squares: list[float]) -> dict[str, float]:
@@ -535,6 +632,10 @@ def _agreed(step: int, names: tuple[str, ...], numbers: list[float]) -> dict[str
     """Signals that the ranks found together. A row's first block, since the rest means nothing if their steps
     differ."""
     found = dict(zip(names, numbers, strict=True))
+    if not found.pop("losses"):
+        raise ConfigError(
+            f"step {step}: loss=None on every rank: those with the last stage of a pipeline give the loss"
+        )
     if apart := found.pop("steps_apart"):
         raise ConfigError(
             f"step {step}: the guards of the ranks are {apart:.0f} steps apart; restore the guard's state on every "

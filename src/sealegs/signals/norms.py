@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,8 @@ from torch.optim import Optimizer
 
 from sealegs.signals.cuda_graphs import GraphCapturer, GraphedFunction, addresses
 from sealegs.signals.groups import plain_name
+from sealegs.signals.layout import STRANGER, local
 from sealegs.signals.tensor_norms import alike, lengths, total_of_torch
-from sealegs.signals.weights import local
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class GradientReader:
         ids = list(map(id, owners.values()))
         if ids != self._owners:
             self._order = sorted(range(len(ids)), key=lambda place: self._places.get(ids[place], len(self._places)))
-            names = (self._names.get(ids[place], "a parameter that is not the model's") for place in self._order)
+            names = (self._names.get(ids[place], STRANGER) for place in self._order)
             self._owners, self._names_of_owners = ids, tuple(names)
         found = list(owners.values())
         ordered = [found[place] for place in self._order]
@@ -124,6 +125,10 @@ def _elements(parameter: Tensor) -> Tensor:
     assert gradient is not None
     if _is_plain(gradient) and not gradient.is_complex():  # nearly all
         return gradient
+    if any(placement.is_partial() for placement in getattr(gradient, "placements", ())):
+        # sums that are still to be added up over ranks, as of the norms under sequence parallel: they have no norm yet
+        whole: Any = gradient
+        parameter.grad = gradient = whole.redistribute(placements=getattr(parameter, "placements", None))
     if gradient.is_sparse:
         parameter.grad = gradient.coalesce()  # parts of one element must be added up before it has a norm
         return parameter.grad.values()

@@ -5,9 +5,9 @@ anomaly came from. The group is Sealegs' own and has a timeout: a missing rank b
 hang.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,19 +15,24 @@ from torch import Tensor, nn
 
 from sealegs.errors import RankMissing
 from sealegs.signals.collective import TIMEOUT_S, group_of_all, roll_call
-from sealegs.signals.groups import plain_name
+from sealegs.signals.groups import plain_name, sent
 
 # newer torch has new names: the old ones warn at every call
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-FIELDS = ("loss", "square", "worst_norm", "worst_tensor", "norm_before", "step", "checksum_high", "checksum_low")
+FIELDS = (
+    *("loss", "has_loss", "square", "worst_norm", "worst_tensor", "norm_before", "step"),
+    *("checksum_high", "checksum_low"),
+)
 """What a rank contributes. ``norm_before`` is the norm of its own gradients before the reduction; -1 is unknown."""
 MERGED = (
-    *("loss", "grad_norm", "worst_tensor", "culprit_rank", "culprit_excess", "steps_apart"),
+    *("loss", "grad_norm", "worst_tensor", "worst_rank", "culprit_rank", "culprit_excess", "steps_apart", "losses"),
     *("ranks_differ", "differing_rank"),
 )
 """What ``merge`` gives, in this order."""
+CULPRIT_EXCESS = 3.0
+"""How many times the median a rank's own gradient norm must be for the rank to be named."""
 
 
 class Ranks:
@@ -55,7 +60,7 @@ class Ranks:
 
 
 def contribution(
-    loss: Tensor,
+    loss: Tensor | None,
     square: Tensor,
     worst_norm: Tensor,
     worst_tensor: Tensor,
@@ -63,40 +68,107 @@ def contribution(
     step: int,
     checksum: Tensor,
 ) -> Tensor:
-    """A rank's row in the order of FIELDS, on the loss's device."""
+    """A rank's row in the order of FIELDS, on the device of the gradients. The first stages of a pipeline have no
+    loss."""
     before = torch.full_like(square, -1.0) if norm_before is None else norm_before
-    numbers = (loss, square, worst_norm, worst_tensor, before, torch.full_like(square, float(step)), *checksum)
-    return torch.stack([number.detach().reshape(()).to(loss.device, torch.float64) for number in numbers])
+    nothing = torch.zeros_like(square)
+    numbers = (
+        *(nothing if loss is None else loss, nothing if loss is None else nothing + 1.0),
+        *(square, worst_norm, worst_tensor, before, nothing + float(step), *checksum),
+    )
+    return torch.stack([number.detach().reshape(()).to(square.device, torch.float64) for number in numbers])
+
+
+class Standing(NamedTuple):
+    """Which ranks are compared with which: by rank, the first one of its group."""
+
+    peers: Tensor
+    """Of those whose gradients are parts of one mean."""
+    twins: Tensor
+    """Of those that hold the same copies of weights."""
+
+    @classmethod
+    def of(cls, peers: Sequence[int], twins: Sequence[int], device: torch.device) -> "Standing":
+        """On the device of the rows."""
+        return cls(sent(torch.tensor(peers), device), sent(torch.tensor(twins), device))
 
 
 @torch.no_grad()
-def merge(rows: Tensor) -> Tensor:
-    """What the ranks saw together, in the order of MERGED.
+def merge(rows: Tensor, standing: Standing | None = None) -> Tensor:
+    """What the ranks saw together, in the order of MERGED: a function of the rows alone.
 
-    The culprit is the rank whose gradients were the largest before the reduction, or whose loss is not finite. Its
-    excess is how many times the median of all ranks that is.
+    The culprit is the one rank whose loss, or else whose gradients before the reduction, are not finite; or else the
+    one whose gradients were the largest, of those that are parts of one mean. Its excess is how many times the median
+    of these that is. Nobody is named where all are alike, or where ranks that do different things are suspect at once:
+    a number that is not finite goes through all stages of a pipeline.
     """
-    loss, square, worst_norm, worst_tensor, norm_before, step = rows[:, :6].unbind(1)
-    suspicion = torch.where(torch.isfinite(loss), norm_before, torch.nan)  # NaN is the largest of all to argmax and max
-    culprit = suspicion.argmax()
-    usual = norm_before.nan_to_num(posinf=torch.finfo(torch.float64).max).median()
-    excess = suspicion.max() / usual
-    excess = torch.where(excess.isnan(), torch.inf, excess)
-    differs = (rows[:, 6:] != rows[0, 6:]).any(1)
-    # The minority is wrong; of two ranks nobody can say.
-    first_is_odd = differs.sum() > len(rows) / 2
+    loss, has_loss, square, worst_norm, worst_tensor, norm_before, step = rows[:, :7].unbind(1)
+    losses = has_loss.sum()
+    worst_rank = worst_norm.argmax(0, keepdim=True)
+    peers, twins = (None, None) if standing is None else standing
     return torch.stack(
         (
-            loss.mean(),
+            loss.sum() / losses,
             square.sum().sqrt(),
-            worst_tensor.gather(0, worst_norm.argmax(0, keepdim=True))[0],  # indexing by a tensor would wait for it
-            culprit.double(),
-            torch.where((norm_before >= 0).all() | suspicion.isnan().any(), excess, 0.0),
+            worst_tensor.gather(0, worst_rank)[0],  # indexing by a tensor would wait for it
+            worst_rank[0].double(),
+            *_culprit(loss, has_loss, norm_before, losses < len(rows), peers),
             step.max() - step.min(),
-            torch.where(first_is_odd, (~differs).sum(), differs.sum()).double(),
-            torch.where(first_is_odd, 0, differs.double().argmax()).double(),
+            losses,
+            *_odd_ones(rows[:, FIELDS.index("checksum_high") :], twins),
         )
     )
+
+
+def _culprit(
+    loss: Tensor, has_loss: Tensor, norm_before: Tensor, is_staged: Tensor, peers: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The rank at fault, and its excess: infinite where a number is not finite, 0 where nobody can be named."""
+    broken_loss = (has_loss > 0) & ~torch.isfinite(loss) & ~is_staged
+    broken = torch.where(broken_loss.any(), broken_loss, ~torch.isfinite(norm_before))
+    sizes = norm_before.nan_to_num(posinf=torch.finfo(torch.float64).max)
+    times = norm_before / (sizes.median() if peers is None else _medians(sizes, peers))
+    times = torch.where(times.isnan(), torch.where(norm_before > 0, torch.inf, 0.0), times)
+    largest = times.argmax(0, keepdim=True)
+    excess = torch.where((norm_before >= 0).all(), times.amax(), 0.0)
+    if peers is not None:
+        is_elsewhere = (times > CULPRIT_EXCESS) & (peers != peers.gather(0, largest))
+        excess = torch.where(is_elsewhere.any(), 0.0, excess)
+    is_broken = broken.any()
+    return (
+        torch.where(is_broken, broken.int().argmax(), largest[0]).double(),
+        torch.where(is_broken, torch.where(broken.sum() == 1, torch.inf, 0.0), excess),
+    )
+
+
+def _odd_ones(checksums: Tensor, twins: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How many ranks hold other weights than those that should hold the same, and the first of them.
+
+    The minority is wrong; of two ranks nobody can say.
+    """
+    if twins is None:
+        differs = (checksums != checksums[0]).any(1)
+        first_is_odd = differs.sum() > len(checksums) / 2
+        count = torch.where(first_is_odd, (~differs).sum(), differs.sum())
+        return count.double(), torch.where(first_is_odd, 0, differs.double().argmax()).double()
+    differs = (checksums != checksums[twins]).any(1)
+    nothing = torch.zeros_like(checksums[:, 0])
+    sizes = nothing.index_add(0, twins, nothing + 1.0)
+    odd = nothing.index_add(0, twins, differs.double())
+    first_is_odd = odd > sizes / 2
+    is_first = twins == torch.arange(len(twins), device=twins.device)
+    is_odd = torch.where(first_is_odd[twins], is_first, differs)
+    return torch.where(first_is_odd, sizes - odd, odd).sum(), is_odd.double().argmax().double()
+
+
+def _medians(values: Tensor, groups: Tensor) -> Tensor:
+    """For each value the median of its group, the lower one of two: all groups in one sort."""
+    order = values.argsort(stable=True)
+    order = order.gather(0, groups[order].argsort(stable=True))  # by group, and by value within it
+    sizes = torch.zeros_like(values, dtype=torch.long).index_add(0, groups, torch.ones_like(groups))
+    starts = sizes.cumsum(0) - sizes
+    middles = (starts + (sizes - 1) // 2).clamp(0, len(values) - 1)
+    return values[order][middles][groups]
 
 
 @torch.no_grad()

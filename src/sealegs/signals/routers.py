@@ -19,8 +19,9 @@ from torch.utils.hooks import RemovableHandle
 from sealegs.signals.activations import FirstRuns, outside_compiled
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import group_of, plain_name, shortened
+from sealegs.signals.layout import local
 from sealegs.signals.time_spent import TimeSpent
-from sealegs.signals.weights import local, spacing
+from sealegs.signals.weights import spacing
 
 Finder: TypeAlias = Callable[[nn.Module], Mapping[str, nn.Module]]
 """Gives the routers of a model, by name."""

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from sealegs.signals.collect import Block
 from sealegs.signals.cuda_graphs import GraphCapturer, GraphedFunction, layout
 from sealegs.signals.groups import Groups, Sums, merged_groups, sent
+from sealegs.signals.layout import Layout, local
 from sealegs.signals.tensor_norms import alike, exact_dtype, lengths
 
 MOST_SAMPLED = 16_384
@@ -44,7 +45,7 @@ class _Plan:
     trained: int
     """How many of them updates change."""
     trained_groups: Groups
-    trained_elements: int
+    trained_elements: float
     """Trained elements on all ranks together."""
     spaced: "_SpacedElements"
     device: torch.device
@@ -121,7 +122,7 @@ class WeightSampler:
 
     **Ranks.** ``before_update`` and ``after_update`` give sums of squares in float64, which may be summed over ranks
     before ``norms`` and ``changes`` make values of them. What several ranks hold is to count once in such a sum, so
-    each rank divides it by ``replicas``: say in ``world`` how many ranks sum. With 1, the default, the values are of
+    each rank divides it by ``Layout.copies_of``. With the layout of one rank, the default, the values are of
     what this rank holds. The shards of DTensors (FSDP2) are measured where they lie.
 
     Parameters are those of the model. What an optimizer alone knows (master copies of the weights, weights of a loss)
@@ -131,10 +132,10 @@ class WeightSampler:
     places for a few samples, and again after they have moved.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], *, world: int = 1) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], *, layout: Layout = Layout()) -> None:  # noqa: B008 -- a frozen value
         self._model = model
         self._optimizers = tuple(optimizers)
-        self._world = world
+        self._layout = layout
         self._plan: _Plan | None = None
         self._before: _Before | None = None
         self._changed: _Plan | None = None
@@ -142,6 +143,10 @@ class WeightSampler:
         self._recorder = GraphCapturer()
         self._measure = GraphedFunction[_Before](self._recorder)
         self._compare = GraphedFunction[Tensor](self._recorder)
+
+    def goes_by(self, layout: Layout) -> None:
+        """Go by another layout from the next ``before_update`` on."""
+        self._layout, self._plan = layout, None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -153,7 +158,7 @@ class WeightSampler:
         """Keep a sample of the weights, and measure the weights before the update: squares for ``norms``."""
         plan = self._current_plan()
         moments = self._moments(plan)
-        measure = partial(_measured, plan, moments, self._world)
+        measure = partial(_measured, plan, moments, self._layout)
         if not _can_be_replayed(plan):
             self._before = measure()
             return self._before.sums
@@ -235,19 +240,19 @@ class WeightSampler:
         """The plan, made again after a change that shows without a walk through the model."""
         held = [parameter for optimizer in self._optimizers for parameter in _parameters_of(optimizer)]
         if self._plan is None or _fingerprint(held, self._plan.everything) != self._plan.fingerprint:
-            self._plan = _plan(self._model, held, self._world)
+            self._plan = _plan(self._model, held, self._layout)
         return self._plan
 
 
 class _SpacedElements:
     """Evenly spaced elements of some parameters, to be copied: one concatenation per dtype."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world: int, device: torch.device) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], layout: Layout, device: torch.device) -> None:
         self._parameters = tuple(parameters)
         elements = [local(parameter).numel() for parameter in parameters]
         self._counts = [len(range(0, count, spacing(count))) for count in elements]
         shares = zip(parameters, elements, self._counts, strict=True)
-        scales = [math.sqrt(all_ / (count or 1) / replicas(parameter, world)) for parameter, all_, count in shares]
+        scales = [math.sqrt(all_ / (count or 1) / layout.copies_of(parameter)) for parameter, all_, count in shares]
         self.scales = sent(torch.tensor(scales, dtype=exact_dtype(device)), device)
         """Norm of the whole over that of its sample, shared among the ranks that hold it."""
         self._places: list[list[int]] = []
@@ -282,13 +287,13 @@ def _can_be_replayed(plan: _Plan) -> bool:
     return plan.device.type == "cuda" and plan.trained > 0 and not torch.cuda.is_current_stream_capturing()
 
 
-def _measured(plan: _Plan, moments: _Moments, world: int) -> _Before:
+def _measured(plan: _Plan, moments: _Moments, layout: Layout) -> _Before:
     """Measure what the step begins with."""
     weights = ((parameter, local(parameter)) for parameter in plan.parameters)
     owned = [*weights, *moments.first, *moments.second]
     norms = lengths([tensor for _, tensor in owned], plan.device)
-    if world > 1 and owned:
-        shares = [1 / math.sqrt(replicas(owner, world)) for owner, _ in owned]
+    if layout.world > 1 and owned:
+        shares = [1 / math.sqrt(layout.copies_of(owner)) for owner, _ in owned]
         norms = torch.stack(torch._foreach_mul(norms.unbind(), shares))
     squares = norms.square()
     counts = len(moments.first), len(moments.second)
@@ -311,21 +316,6 @@ def _ratio(change: float, weight: float) -> float:
     return math.sqrt(change / weight) if weight else math.sqrt(change) * math.inf if change else 0.0
 
 
-def replicas(parameter: Tensor, world: int) -> int:
-    """On how many of ``world`` ranks the same elements lie: all for a plain tensor, ``world`` over the shards for a
-    DTensor."""
-    mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
-    shards = (
-        math.prod(mesh.size(axis) for axis, kind in enumerate(placements) if not kind.is_replicate()) if mesh else 1
-    )
-    return max(1, world // shards)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: the shard of a DTensor, else all of it."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 def flat(tensor: Tensor) -> Tensor:
     """The elements in the order in which they lie in memory: a view, unless memory has gaps between them."""
     outermost_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
@@ -344,7 +334,7 @@ def spacing(elements: int, most: int = MOST_SAMPLED) -> int:
     return step
 
 
-def _plan(model: nn.Module, held: Sequence[Tensor], world: int) -> _Plan:
+def _plan(model: nn.Module, held: Sequence[Tensor], layout: Layout) -> _Plan:
     named = dict(model.named_parameters())
     where = Counter[torch.device]()
     for parameter in named.values():
@@ -362,15 +352,15 @@ def _plan(model: nn.Module, held: Sequence[Tensor], world: int) -> _Plan:
     trained = [name for name in named if name not in left_out and is_trained(name)]
     frozen = [name for name in named if name not in left_out and not is_trained(name)]
     merged = merged_groups(model)
-    groups = Groups(trained, merged)
+    groups = Groups(trained, merged, layout.groups)
     everything = tuple({id(parameter): parameter for parameter in (*named.values(), *held)}.values())
     return _Plan(
         parameters=tuple(named[name] for name in trained + frozen),
-        groups=Groups(trained + frozen, merged),
+        groups=Groups(trained + frozen, merged, layout.groups),
         trained=len(trained),
         trained_groups=groups,
-        trained_elements=sum(named[name].numel() for name in trained),
-        spaced=_SpacedElements([named[name] for name in trained], world, device),
+        trained_elements=layout.elements or sum(named[name].numel() for name in trained),
+        spaced=_SpacedElements([named[name] for name in trained], layout, device),
         device=device,
         left_out=left_out,
         everything=everything,

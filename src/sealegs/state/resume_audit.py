@@ -9,7 +9,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.signals.weights import flat, local
+from sealegs.signals.layout import local
+from sealegs.signals.weights import flat
 from sealegs.state.checkpoints import StoredState
 from sealegs.state.rng import Rng, rng_now
 from sealegs.state.serialization import from_json

@@ -118,7 +118,7 @@ class UpdateDecision:
         row = gate.decide(seen.loss, seen.norms, seen.worst, told)
         self._coarse_left = max(self._coarse_left - 1, 0)
         lag = LAG if self._world > 1 else None  # all ranks must learn of a halt at the same step
-        names = seen.gradients.names if seen.gradients is not None else ()
+        names = _names_of(seen)
         self._watch.submit(number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
         return partial(self._apply_on_device, gate, seen, clip)
 
@@ -142,7 +142,7 @@ class UpdateDecision:
         blocks = seen.blocks
         if seen.gradients is not None:
             worst = seen.gradients.worst() if seen.worst is None else seen.worst
-            blocks = ((partial(_worst_tensor, seen.gradients.names), worst), *blocks)
+            blocks = ((partial(_worst_tensor, _names_of(seen)), worst), *blocks)
         late = self._watch.submit(number, known, blocks)
         # Before the wait, so that a device has it to do meanwhile: the gradients of a rejected step go away unread.
         _clip_all(seen, clip, grad_norm)
@@ -180,6 +180,13 @@ class UpdateDecision:
 def _clip_all(seen: StepSignals, clip: float | None, grad_norm: Tensor) -> None:
     if clip is not None and seen.gradients is not None:
         seen.gradients.clip(clip, grad_norm, seen.are_replicated())
+
+
+def _names_of(seen: StepSignals) -> tuple[str, ...]:
+    """The tensors of which one is the worst."""
+    if seen.gradients is None:
+        return ()
+    return seen.gradients.names if seen.worst is None else seen.names
 
 
 def _gate_row(names: tuple[str, ...], numbers: list[float]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class StepInputs:
     def measured(
         self,
         number: int,
-        loss: Tensor,
+        loss: Tensor | None,
         grad_norm: Tensor | float | None,
         token_losses: Tensor | None,
         known: dict[str, Signal],
@@ -67,7 +67,7 @@ class StepInputs:
                 gradients = self._meter.read()
         seen = self._meter.measure_step(
             number,
-            self._number(loss, "loss"),
+            self._loss(loss),
             None if grad_norm is None else self._number(grad_norm, "grad_norm").double(),
             gradients,
             step_s=step_s,
@@ -80,17 +80,23 @@ class StepInputs:
         return seen
 
     def probed(
-        self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None
+        self, loss: Tensor | None, grad_norm: Tensor | float | None, before: Gradients | None
     ) -> tuple[float, float | None, list[float]]:
         """Loss and gradient norm of a probe batch, and the norm of each gradient where it is known."""
         # unscaling would count as a step for the scaler, and scaled gradients have no norm to compare
         is_scaled = grad_norm is None and before is None and self._update.scaler is not None
         given = 0.0 if is_scaled else grad_norm
-        number = self._number(loss, "loss")
+        number = self._loss(loss)
         norm = None if given is None else self._number(given, "grad_norm").double()
         seen = self._meter.measure_step(NO_STEP, number, norm, before, token_losses=None, loss_scale=None)
         found = waited_for(torch.stack((seen.loss.double(), seen.grad_norm().double())))
         return found[0], None if is_scaled else found[1], waited_for(seen.norms)
+
+    def _loss(self, loss: Tensor | None) -> Tensor | None:
+        """The loss as a tensor of one number; on some ranks there may be none."""
+        if loss is None and self._meter.ranks.world == 1:
+            raise ConfigError("loss=None: only where several ranks train may some have none; give that of the step")
+        return None if loss is None else self._number(loss, "loss")
 
     def _number(self, value: Tensor | float, name: str) -> Tensor:
         """A loss or norm as a tensor of one number."""

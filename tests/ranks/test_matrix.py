@@ -1,0 +1,105 @@
+"""Every kind of parallelism that four processes can run on CPUs, with one launch for all of them."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ranks.launch import launch
+
+import sealegs
+
+LOOP = Path(__file__).with_name("matrix.py")
+_spec = importlib.util.spec_from_file_location("ranks_matrix", LOOP)
+assert _spec is not None
+assert _spec.loader is not None
+matrix: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(matrix)
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+TOLERANCE = 1e-6
+"""How far loss and norm may be from those of one process, in float32: sums are added in another order."""
+OF_WEIGHTS = ("param_norm", "params_finite", "moment1_norm", "moment2_norm", "update_rms")
+CULPRITS = {
+    "DDP": ("rank 1", "on rank 1"),
+    "HSDP": ("rank 1 (replicate 0, shard 1)", "on rank 1 (replicate 0, shard 1)"),
+    # the ranks of a group share a batch, so that two or all of them are at fault
+    "TP": ("", ""),
+    "FSDP2 x TP": ("", "on rank 2 (dp 1, tp 0)"),
+    # what is wrong goes through all stages: the tensor is named, and who holds it
+    "PP": ("", "of rank 0"),
+    "PP x FSDP2": ("", "of rank 0 (dp 0)"),
+    "CP": ("rank 1", "on rank 1"),
+    "EP": ("rank 1", "on rank 1"),
+}
+"""Who is named at the NaN, and at the spike after the tensor."""
+OF_ONE_NAME = ("PP", "PP x FSDP2", "EP")
+"""Where ranks hold different tensors of one name."""
+Launched = tuple[Path, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    out = tmp_path_factory.mktemp("matrix")
+    launch(LOOP, matrix.WORLD, str(out))
+    assert set(CULPRITS) == set(matrix.CASES)
+    return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(matrix.WORLD)]
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_both_faults_are_skipped_to_the_last_bit_on_every_rank(name: str, launched: Launched) -> None:
+    for of_rank in launched[1]:
+        assert of_rank[name]["verdicts"] == launched[1][0][name]["verdicts"]
+        skipped = of_rank[name]["skipped"]
+        assert set(skipped) == {str(matrix.NAN), str(matrix.SPIKE)}
+        assert all(is_same for is_same, _ in skipped.values()), "weights, moments, counters"
+        after = of_rank[name]["digests"]
+        assert after[str(matrix.NAN)][-1] != after[str(matrix.NAN - 1)][-1], "else this tests nothing"
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_rank_coordinate_and_tensor_are_named(name: str, launched: Launched) -> None:
+    skipped = launched[1][0][name]["skipped"]
+    at_nan, at_spike = CULPRITS[name]
+    assert skipped[str(matrix.NAN)][1] == at_nan
+    tensor, _, where = skipped[str(matrix.SPIKE)][1].partition(" ")
+    assert where == at_spike
+    assert ".weight" in tensor or ".bias" in tensor
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_what_is_measured_is_what_one_process_measures(name: str, launched: Launched) -> None:
+    """Copies count once, parts are added, and sums that are partial are made whole first."""
+    out, _ = launched
+    ranks, alone = sealegs.open_run(out / name), sealegs.open_run(out / matrix.CASES[name].kind)
+    assert len(ranks.steps) == len(alone.steps) == matrix.LAST
+    for signal in ("loss", "grad_norm", *OF_WEIGHTS):
+        mine, theirs = (dict(zip(*each.series(signal), strict=True)) for each in (ranks, alone))
+        # one process also samples the very step at which something is wrong
+        both = sorted((mine.keys() & theirs.keys()) - {matrix.NAN, matrix.SPIKE})
+        assert len(both) >= 2
+        close = TOLERANCE if signal in ("loss", "grad_norm") else 1e-5
+        assert [mine[step] for step in both] == pytest.approx([theirs[step] for step in both], rel=close), signal
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_all_ranks_go_back_to_one_step_and_to_what_they_were(name: str, launched: Launched) -> None:
+    (step,) = {of_rank[name]["back"][0] for of_rank in launched[1]}
+    assert 0 < step <= matrix.ASKED - matrix.BACK
+    for of_rank in launched[1]:
+        assert of_rank[name]["back"][1] == of_rank[name]["digests"][str(step)][0]
+        first, again = of_rank[name]["digests"][str(step + 1)]
+        assert first == again, "what follows from the same batch is the same, too"
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_what_a_checkpoint_cannot_hold_is_said_and_not_written(name: str, launched: Launched) -> None:
+    out, _ = launched
+    events = sealegs.open_run(out / name).events
+    assert len([event for event in events if event.kind == "no-checkpoints"]) == (name in OF_ONE_NAME)
+    assert not [event for event in events if event.kind == "alarm"], "different tensors are no replicas that differ"
+    if name == "PP x FSDP2":
+        assert not list((out / name).glob("checkpoints/*"))
+        assert not list((out / name).glob("incidents/*/capsule/state"))
