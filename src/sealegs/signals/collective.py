@@ -4,10 +4,11 @@ A rank that is killed or stands still becomes an error on the others that names 
 here, through the store in which they found each other.
 """
 
+import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -23,6 +24,8 @@ TIMEOUT_S = 600.0
 """How long the ranks wait for one of them, unless they are told otherwise."""
 ROLL_CALL_S = 5.0
 """How long the ranks that noticed wait for each other before they name the missing ones."""
+APART_S = 0.0002
+"""How long after the rank before it a rank asks the store."""
 _made = count()
 """Groups so far: on every rank the same, since all make them in the same order."""
 
@@ -49,13 +52,7 @@ def roll_call(what: str, occasion: str, timeout_s: float) -> str:
 
     def ask() -> None:
         store: Any = dist.distributed_c10d._get_default_store()
-        present = [f"sealegs/{occasion}/rank-{rank}" for rank in range(dist.get_world_size())]
-        store.set(present[dist.get_rank()], "here")
-        missing = list(range(len(present)))
-        while missing and time.monotonic() < deadline:
-            missing = [rank for rank in missing if not store.check([present[rank]])]
-            time.sleep(0.1)
-        answers.append(missing)
+        answers.append(absent(store, occasion, dist.get_rank(), dist.get_world_size(), deadline))
 
     def fail_open() -> None:
         with suppress(Exception):  # it says no more than that nobody answered
@@ -70,6 +67,39 @@ def roll_call(what: str, occasion: str, timeout_s: float) -> str:
     if not answers[0]:
         return ""
     return f"{began}: rank {', '.join(map(str, answers[0]))} did not come; {restart}"
+
+
+def absent(store: Any, occasion: str, rank: int, world: int, deadline: float) -> list[int]:
+    """The ranks that do not come to an occasion until a deadline; none, where it is this one that is late.
+
+    The first to come looks for all, and the others wait for its answer: a few requests a rank, of however many.
+    """
+    place = f"sealegs/{occasion}"
+    present = [f"{place}/rank-{one}" for one in range(world)]
+    time.sleep(min(rank * APART_S, ROLL_CALL_S / 4))  # all of them have noticed at the same moment
+    store.set(present[rank], "here")
+    is_first = store.add(f"{place}/here", 1) == 1
+    missing: list[int] | None = None
+    if not is_first:
+        with suppress(RuntimeError):  # the first one is lost by now, too
+            store.wait([f"{place}/absent"], timedelta(seconds=max(deadline - time.monotonic(), 0.0) + 0.5))
+            missing = json.loads(store.get(f"{place}/absent"))
+    if missing is None:
+        while is_first and time.monotonic() < deadline and store.add(f"{place}/here", 0) < world:
+            time.sleep(0.1)
+        missing = _not_there(store, present, range(world))
+        store.set(f"{place}/absent", json.dumps(missing))
+    return [] if rank in missing else missing
+
+
+def _not_there(store: Any, present: Sequence[str], ranks: range) -> list[int]:
+    """The ranks whose keys are not there: halves are looked at until one is whole."""
+    if store.check([present[rank] for rank in ranks]):
+        return []
+    if len(ranks) == 1:
+        return [*ranks]
+    middle = len(ranks) // 2
+    return _not_there(store, present, ranks[:middle]) + _not_there(store, present, ranks[middle:])
 
 
 def _holder() -> str:
