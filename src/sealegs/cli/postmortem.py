@@ -22,6 +22,7 @@ from sealegs.report.postmortem.build import (
     Case,
     folders_of,
     logged_incidents,
+    open_data,
     open_incident,
     open_verified,
     postmortem_of,
@@ -90,7 +91,7 @@ def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
         incident, replayed, has_capsule = open_incident(place)
         run = replace(open_run(place / CAPSULE), folder=place)
         case = Case(source=name, run=run, incident=incident, replayed=replayed, has_capsule=has_capsule)
-        yield replace(case, verified=open_verified(place)), place
+        yield replace(case, verified=open_verified(place), data=open_data(place)), place
         return
     run = open_run(place) if (place / MANIFEST).is_file() else read(place_of(name)).run
     folders, seen = folders_of(run), logged_incidents(run)
@@ -109,7 +110,8 @@ def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
         incident, replayed, has_capsule = known.get(number, (incidents[number], None, False))
         others = tuple(other for other in seen.values() if other.number != number)
         case = Case(source=name, run=run, incident=incident, others=others, replayed=replayed, has_capsule=has_capsule)
-        yield replace(case, verified=open_verified(folders.get(number))), folders.get(number)
+        folder = folders.get(number)
+        yield replace(case, verified=open_verified(folder), data=open_data(folder)), folder
 
 
 def write(case: Case, target: Path) -> tuple[Postmortem, list[Path]]:

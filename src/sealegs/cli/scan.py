@@ -3,10 +3,11 @@
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,14 +17,18 @@ from sealegs.batching.exclusions import write_list
 from sealegs.batching.stratified import Ints, RareRows
 from sealegs.cli.output import show, show_json, tell, text_of
 from sealegs.errors import ConfigError, SourceError
-from sealegs.record.files import folder_aside, is_taken, writing
+from sealegs.record.files import folder_aside, is_taken, whole_file, writing
+from sealegs.record.schema import INCIDENT_DATA
 from sealegs.report.commands.contracts import contract
+from sealegs.report.commands.incident_data import Measure
 from sealegs.report.commands.scan import BatchShown, Forecast, Scanned, page
 from sealegs.scan.blocks import ROW, Part, Ways
 from sealegs.scan.forecast import Ahead, ahead
 from sealegs.scan.id_reader import open_ids, row_width
+from sealegs.scan.incident import IncidentSearch, Suspects, TrainedRow
 from sealegs.scan.plan import in_order, of_files, of_ids, planned
-from sealegs.scan.scan import scan
+from sealegs.scan.scan import over_parts, scan
+from sealegs.scan.search import Seen, merged, search_part
 from sealegs.scan.summary import CorpusSummary
 
 DESCRIPTION = """\
@@ -45,7 +50,11 @@ examples:
   sealegs scan tokens.bin --dtype uint32 --end 50256    token ids; documents end with a token
   sealegs scan tokens.npy --row 1024 --batch 32         and which batches will have many rare tokens
   sealegs scan mine.toml                                the same for a run of the lab, in its own order
+  sealegs scan tokens.npy --incident night#2 -o aside   which documents were behind an incident
 """
+SUSPECT_STEPS = 8
+"""Steps whose batches are looked at, at most: from the one before the onset to the peak."""
+NO_TOKENS = "--incident {}: its batches are token ids, and this corpus is text; give the run's --tokenizer"
 PAGE, NUMBERS, LIST, COUNTS = "scan.txt", "scan.json", "documents.jsonl", "token_counts.npy"
 _EVERY_S = 2.0
 _NAMED = 5
@@ -77,6 +86,8 @@ class Options:
     """Rows of a batch: says which batches will hold many rare tokens. For one file of token ids."""
     order: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The rows in the order of training, as .npy; else they are read as they lie."""
+    incident: Annotated[str | None, tyro.conf.arg(metavar="RUN[#N]")] = None
+    """Of a run on this corpus: which documents were in its batches, how unusual they are, and what is like them."""
     jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Processes; 0: one for each core."""
     json: bool = False
@@ -89,9 +100,18 @@ def main(arguments: Sequence[str]) -> int:
     _refuse(options)
     is_run = options.corpus[0].endswith(".toml")
     parts, ways, look_ahead = (_of_run if is_run else _of_files)(options)
-    counts = scan(parts, ways, jobs=options.jobs or len(os.sched_getaffinity(0)), tell=_progress(parts))
+    batches = None if options.incident is None else _batches_of(options.incident, parts, ways)
+    jobs = options.jobs or len(os.sched_getaffinity(0))
+    counts = scan(parts, ways, jobs=jobs, tell=_progress(parts))
     settled = CorpusSummary(counts, parts, ways)
-    scanned = msgspec.structs.replace(settled.scanned(options.corpus), forecast=look_ahead(settled))
+    found = None
+    if batches is not None:
+        search = _searched(batches, settled, parts, ways, jobs)
+        found = search.data()
+        with writing(batches.folder / INCIDENT_DATA), whole_file(batches.folder / INCIDENT_DATA) as file:
+            file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
+        settled = CorpusSummary(counts, parts, ways, also=list(search.findings()))
+    scanned = msgspec.structs.replace(settled.scanned(options.corpus), forecast=look_ahead(settled), incident=found)
     if options.output is not None:
         scanned = msgspec.structs.replace(scanned, list=str(options.output / LIST))
         _write(options.output, settled, scanned)
@@ -112,6 +132,63 @@ def _refuse(options: Options) -> None:
         raise ConfigError("--order: give --batch, too: the rows of a batch")
     if options.output is not None and options.output.exists():
         raise ConfigError(f"--output {options.output}: is there already; name a new folder")
+
+
+class _Batches(NamedTuple):
+    """What was trained on about the onset of an incident."""
+
+    folder: Path
+    """Of the incident."""
+    name: str
+    rows: list[TrainedRow]
+    before: list[TrainedRow]
+
+
+def _batches_of(words: str, parts: Sequence[Part], ways: Ways) -> _Batches:
+    """The rows of the batches about an onset, from the step before it: what it did shows one step later."""
+    if ways.tokenizer is None and parts and all(part.format in ("paragraphs", "whole") for part in parts):
+        raise ConfigError(NO_TOKENS.format(words))
+    from sealegs.capsule.read import open_capsule
+    from sealegs.cli.replay import incident_of
+    from sealegs.faults.text import text_of as text_of_batch
+
+    folder = incident_of(words)
+    capsule = open_capsule(folder)
+    first = capsule.incident.start - 1
+    end = min(max(capsule.incident.peak, first + 1) + 1, first + SUSPECT_STEPS)
+    rows: list[TrainedRow] = []
+    before: list[TrainedRow] = []
+    for each in capsule.batches:
+        if each.batch is None or each.step >= end:
+            continue
+        try:
+            tokens = text_of_batch(each.batch).tokens
+        except ConfigError as error:
+            raise SourceError(f"--incident {words}: {error}") from error
+        place = before if each.step < first else rows
+        table = tokens.reshape(-1, tokens.shape[-1])
+        place.extend(TrainedRow(each.step, each.number, number, row) for number, row in enumerate(table))
+    if not any(len(row.text) for row in rows):
+        raise SourceError(f"--incident {words}: its capsule has no batch of the onset; sealegs replay says what it has")
+    return _Batches(folder, words, rows, before)
+
+
+def _searched(
+    batches: _Batches, settled: CorpusSummary, parts: Sequence[Part], ways: Ways, jobs: int
+) -> IncidentSearch:
+    """Search the corpus for the rows, now that it is counted."""
+    if settled.unit != "tokens":
+        raise ConfigError(NO_TOKENS.format(batches.name))
+    suspects = Suspects(batches.name, batches.rows, batches.before, settled.counts)
+
+    def seen(limits: Mapping[Measure, float] | None = None) -> Seen:
+        work = partial(search_part, ways=ways, wanted=suspects.wanted(limits))
+        return merged(over_parts(parts, work, jobs=jobs, tell=_progress(parts)))
+
+    search = IncidentSearch(suspects, seen(), settled)
+    if search.limits:
+        search.found_alike(seen(search.limits))
+    return search
 
 
 Planned = tuple[list[Part], Ways, Callable[[CorpusSummary], Forecast | None]]

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from multiprocessing import active_children, get_context
+from typing import TypeVar
 
 from sealegs.errors import MissingExtra, SealegsError, SourceError
 from sealegs.scan.blocks import End, Ids, Part, TextDocuments, Unreadable, Ways
@@ -17,6 +19,8 @@ from sealegs.scan.encoder import encoder
 from sealegs.scan.ids import look_at_ids
 from sealegs.scan.plan import READERS
 from sealegs.scan.text import look_at_text
+
+T = TypeVar("T")
 
 _PENDING = 2  # parts per process that are under way or waiting: this bounds the memory
 
@@ -55,22 +59,25 @@ def _problem(part: Part, number: int, text: str) -> Counts:
 
 def scan(parts: Sequence[Part], ways: Ways, *, jobs: int, tell: Callable[[int], None] = lambda _: None) -> Counts:
     """The counts of all parts, ``jobs`` at a time. ``tell`` gets the bytes of each finished part."""
-    return merged(_scanned(parts, ways, jobs, tell))
+    return merged(over_parts(parts, partial(scan_part, ways=ways), jobs=jobs, tell=tell))
 
 
-def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int], None]) -> Iterator[Counts]:
+def over_parts(
+    parts: Sequence[Part], work: Callable[[Part], T], *, jobs: int, tell: Callable[[int], None] = lambda _: None
+) -> Iterator[T]:
+    """What a function makes of each part, in the order of the corpus, ``jobs`` at a time."""
     if jobs == 1 or len(parts) == 1:
         for part in parts:
-            yield scan_part(part, ways)
+            yield work(part)
             tell(part.size)
         return
     others = set(active_children())
     pool = ProcessPoolExecutor(min(jobs, len(parts)), get_context("spawn"), initializer=_be_one_of_several)
     waiting = iter(parts)
-    pending: deque[tuple[Part, Future[Counts]]] = deque()
+    pending: deque[tuple[Part, Future[T]]] = deque()
 
     def submit(count: int) -> None:
-        pending.extend((part, pool.submit(scan_part, part, ways)) for part in islice(waiting, count))
+        pending.extend((part, pool.submit(work, part)) for part in islice(waiting, count))
 
     try:
         with interrupts_held():

@@ -36,7 +36,10 @@ class Named:
 class CorpusSummary:
     """The counts of a corpus, and its parts, which give everything in the counts a name."""
 
-    def __init__(self, counts: Counts, parts: Sequence[Part], ways: Ways) -> None:
+    def __init__(
+        self, counts: Counts, parts: Sequence[Part], ways: Ways, *, also: Sequence[DocumentFinding] = ()
+    ) -> None:
+        """``also`` are findings that no count of a part shows by itself."""
         self._parts = parts
         self._ways = ways
         self._before = _numbers_before(counts, parts)
@@ -46,7 +49,7 @@ class CorpusSummary:
         if not counts.units:
             raise SourceError(self._problem(counts.problems[0]) if counts.problems else "no document was found")
         (self.unit,) = counts.units
-        more = [*_duplicates(self, counts), *(_crowded(self, counts) if self.unit == "tokens" else ())]
+        more = [*_duplicates(self, counts), *(_crowded(self, counts) if self.unit == "tokens" else ()), *also]
         self.counts = replace(
             counts,
             findings=tuple(sorted((*counts.findings, *more), key=lambda each: (each.part, each.document)))[:LISTED],
@@ -170,7 +173,7 @@ class CorpusSummary:
     def _example(self, found: DocumentFinding) -> Example:
         named = self.name(found.part, found.document)
         about = found.excerpt
-        if not about and found.kind in ("duplicate", "crowded"):
+        if not about and found.kind in ("duplicate", "crowded", "incident", "alike"):
             about = self._beginning(found.part, found.document)
         elif self._parts[found.part].format == "ids" and self._ways.tokenizer is not None and about:
             about = shown(tokenizer_of(self._ways.tokenizer).decode([int(each) for each in about.split()]))

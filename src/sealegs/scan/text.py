@@ -49,9 +49,7 @@ def look_at_text(text: TextDocuments, part: int, *, longest: int, encode: Encode
         again = [each for each in repeats(tokens, firsts) if _is_so(text.data, found, each)]
         of_one = list(_one_character(text, found))
     else:
-        tokens, firsts = encode(
-            [_document(text, number).decode(errors="replace") for number in range(len(text.starts))]
-        )
+        tokens, firsts = encode(texts(text))
         counted, places = count_ids(tokens, firsts, document_key(part, text.numbers))
         again, of_one = list(repeats(tokens, firsts)), []
     lengths = np.diff(firsts, append=len(tokens))
@@ -137,6 +135,11 @@ def _places_of(byte: int, data: bytes) -> Iterator[int]:
         place = data.find(byte, place + 1)
 
 
+def texts(block: TextDocuments) -> list[str]:
+    """The documents of a block as they are encoded."""
+    return [_document(block, number).decode(errors="replace") for number in range(len(block.starts))]
+
+
 def _document(text: TextDocuments, number: Any) -> bytes:
     end = int(text.starts[number + 1]) if number + 1 < len(text.starts) else len(text.data)
     return text.data[int(text.starts[number]) : end]
@@ -193,13 +196,14 @@ def _action(bad: int, of: int, limit: float) -> Action:
 
 
 def _one_character(text: TextDocuments, found: Words) -> Iterator[Found]:
-    """Findings of words that are one character again and again, the longest of each document: to who compares words it
-    is one word."""
+    """Findings of words that are one letter or digit again and again, the longest of each document: to who compares
+    words it is one word. A row of marks is a ruler."""
     sizes = found.ends - found.starts
     longest: dict[int, tuple[int, int]] = {}
     for place in np.flatnonzero((sizes >= ONE_CHARACTER) & (sizes < LONGEST_WORD)):
         start, size = int(found.starts[place]), int(sizes[place])
-        if len(set(text.data[start : start + size])) == 1:
+        characters = set(text.data[start : start + size])
+        if len(characters) == 1 and bytes(characters).isalnum():
             document = int(_holding(text.starts, np.array(start)))
             longest[document] = max(longest.get(document, (0, 0)), (size, start))
     for document, (size, start) in longest.items():

@@ -6,6 +6,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from sealegs.report.commands.incident_data import IncidentData
+from sealegs.report.commands.incident_data import page as incident_page
+
 WIDTH = 110
 Kind: TypeAlias = Literal[
     "empty",
@@ -19,6 +22,8 @@ Kind: TypeAlias = Literal[
     "control",
     "over-long",
     "crowded",
+    "incident",
+    "alike",
 ]
 MEANING: dict[Kind, str] = {
     "empty": "no text",
@@ -32,6 +37,8 @@ MEANING: dict[Kind, str] = {
     "control": "control characters",
     "over-long": "more tokens than --longest",
     "crowded": "most occurrences of a rare token in one document: no order of rows parts them",
+    "incident": "in a batch of the incident, whose rows are unusual",
+    "alike": "as unusual as the rows of the incident",
 }
 
 
@@ -130,14 +137,30 @@ class Scanned(msgspec.Struct, frozen=True, kw_only=True):
     """Files and lines that could not be read, and were passed over."""
     problem_examples: list[str]
     forecast: Forecast | None
+    incident: IncidentData | None = None
+    """With ``--incident``: the documents behind it."""
     list: str | None
     """The file with the documents to drop and to defer."""
 
 
 def page(scanned: Scanned) -> str:
     """The report as text."""
-    parts = [_sizes(scanned), _findings(scanned), _tokens(scanned), _ahead(scanned.forecast), _unread(scanned)]
+    of_incident = iter(()) if scanned.incident is None else _wrapped(incident_page(scanned.incident))
+    parts = [
+        of_incident,
+        _sizes(scanned),
+        _findings(scanned),
+        _tokens(scanned),
+        _ahead(scanned.forecast),
+        _unread(scanned),
+    ]
     return "\n\n".join("\n".join(lines) for lines in (list(part) for part in parts) if lines)
+
+
+def _wrapped(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        yield textwrap.fill(line, WIDTH, initial_indent="", subsequent_indent=indent + "  ", break_on_hyphens=False)
 
 
 def _sizes(scanned: Scanned) -> Iterator[str]:

@@ -21,8 +21,10 @@ from sealegs.record.events import plain_events
 from sealegs.record.manifest import Manifest, dotted
 from sealegs.record.reading import is_number, read_bytes, read_object, reading
 from sealegs.record.run import Run
-from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, REPLAY, VERIFIED, unspell
+from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENT_DATA, INCIDENTS, REPLAY, VERIFIED, unspell
 from sealegs.record.typed import typed
+from sealegs.report.commands.contracts import read_back
+from sealegs.report.commands.incident_data import IncidentData
 from sealegs.report.commands.replay import Replayed, TokenShown
 from sealegs.report.commands.replay import read as read_replay
 from sealegs.report.commands.verify import Verified
@@ -50,6 +52,8 @@ class Case:
     """The run as a user names it on the command line."""
     run: Run
     incident: Incident
+    data: IncidentData | None = None
+    """What ``sealegs scan --incident`` found in the corpus."""
     others: tuple[Incident, ...] = ()
     replayed: Replayed | None = None
     has_capsule: bool = False
@@ -90,6 +94,10 @@ def postmortem_of(case: Case) -> Postmortem:
     told = list(causes.discriminating(found, replayed))
     if replayed is None:
         told.append(f"not replayed: {_how_to_replay(case)}")
+    if case.data is not None:
+        told.append(
+            f"of the {case.data.rows} rows of steps {' to '.join(map(str, case.data.steps))}: {case.data.conclusion}"
+        )
     why = {
         "Hypotheses": "no cause explains what this log shows",
         "Remediation": f"no cause is known; until then: {diagnosis.first_action}",
@@ -167,6 +175,15 @@ def open_verified(folder: Path | None) -> Verified | None:
         return None
     with reading(path, cure="run `sealegs verify` again"):
         return read_verified(read_bytes(path, folder))
+
+
+def open_data(folder: Path | None) -> IncidentData | None:
+    """What was found in the corpus, if it was searched."""
+    path = None if folder is None else folder / INCIDENT_DATA
+    if path is None or folder is None or not path.exists():
+        return None
+    with reading(path, cure="run `sealegs scan --incident` again"):
+        return read_back(read_bytes(path, folder), IncidentData)
 
 
 def folders_of(run: Run) -> dict[int, Path]:
