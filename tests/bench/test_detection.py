@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from bench.detection import cells, figure, measures, tables, turned
+from bench.detection import cells, measures, tables, turned
 from bench.detection.contenders import (
     ALARM,
     ALONE,
@@ -286,6 +286,8 @@ def test_all_of_it_is_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFi
     raw = json.loads(json.dumps(tables.raw(results, data), allow_nan=False))
     assert raw["found"]["defaults"]["NaN, 1 step"][SKIP]["within"] == [2] * 5
     assert list(raw["turned"])[:4] == [TURNED, *ALONE.values(), STATISTIC]
+
+    from bench.detection import figure  # not in every worker: it imports matplotlib
 
     figure.write(results, tables.recalls_of(results, data), tmp_path / "drawn.svg")
     assert "Sealegs, turned" in (tmp_path / "drawn.svg").read_text()
