@@ -228,6 +228,29 @@ def test_a_rollback_to_a_place_of_other_ranks_is_divided_anew_as_well() -> None:
     assert second.epoch(1) == Job(make, 1, 6).epoch(1)
 
 
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_a_rest_that_is_left_early_is_followed_by_the_next_epoch(by_epoch: bool) -> None:
+    make = KINDS["distributed"]
+    first = Job(make, 2, 4)
+    first.epoch(0, 2)
+    second = Job(make, 1, 6, first.position)
+    (batches,), (loader,) = second.batches, second.loaders
+    batches.by_epoch = by_epoch
+    lasts = []
+    for _ in batches.over(loader):
+        lasts.append(batches.is_last)
+        if len(lasts) == 3:
+            break
+    assert (batches.number, batches.following_epoch) == (4, 1)
+    assert second.epoch(1) == Job(make, 1, 6).epoch(1)
+    assert (batches.number, batches.position()["epoch"]["first"]) == (5 + 16, 5)
+    assert not any(lasts)
+    third = Job(make, 1, 6, first.position)
+    third.batches[0].by_epoch = by_epoch
+    lasts = [third.batches[0].is_last for _ in third.batches[0].over(third.loaders[0])]
+    assert lasts == [False] * 14 + [True], "85 samples, 6 a batch"
+
+
 class Windows:
     """A token memmap as people cut it: batch k of all ranks is known by its number."""
 

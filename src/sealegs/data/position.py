@@ -303,7 +303,8 @@ class Batches:
         length = self.length
         if length is None or self._epoch is None or self.number is None or self._probe:
             return False
-        rest = range(self.number + 1, self._epoch["first"] + length)
+        is_cut = "cut" in self._epoch
+        rest = range(self.number + 1, self._epoch["end"] if is_cut else self._epoch["first"] + length)
         return not any(map(self._is_wanted, rest))
 
     @property
@@ -472,6 +473,8 @@ class Batches:
         if self._epoch is None:
             number, into = self._begins
             return {"number": number, "first": self._next - into, "is_after_end": True}
+        if "cut" in self._epoch and self._next < self._epoch.get("end", self._next):
+            del self._epoch["end"]  # the loop has left it before
         self._next = self._epoch.get("end", self._next)
         return {"number": self._epoch["number"] + 1, "first": self._next, "is_after_end": "end" in self._epoch}
 
