@@ -77,7 +77,7 @@ def main(out: Path, epochs: int, seed: int, pause_s: float) -> None:
                 run=out / "run",
                 clip=1.0,
                 playbook=sealegs.Playbook.standard(),
-                checkpoint_every=Checkpointing(every=8, keep=4),
+                checkpoint_every=Checkpointing(every=4),
                 resume=sealegs.Elastic(),
             ) as guard,
             steps.open("w", buffering=1) as log,

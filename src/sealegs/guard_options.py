@@ -308,6 +308,7 @@ class GuardOptions:
             keep=self.checkpointing.keep,
             keep_first=self.has_rungs,
             reach=self.reach,
+            proves=self.playbook is not None,
             lost=watch.lost_folder,
             timeout_s=self.telemetry.timeout_s,
         )

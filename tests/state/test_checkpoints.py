@@ -143,6 +143,19 @@ def test_one_stays_that_is_as_old_as_a_run_may_have_to_go_back_and_one_that_will
     assert any(old <= 3000 for old in checkpoints.steps()[1:]), "it is counted from the last that is healthy"
 
 
+def test_one_stays_until_it_is_proven_though_many_are_written_meanwhile(tmp_path: Path) -> None:
+    """16 healthy steps prove one: of a checkpoint every 2 steps, all three newest are younger than that."""
+    checkpoints = Checkpoints(tmp_path, keep=3, proves=True)
+    proven = []
+    for step in range(0, 61, 2):
+        checkpoints.save(step, state(1.0))
+        assert len(checkpoints.steps()) <= 5
+        if step >= 16 and step - 16 in checkpoints.steps():
+            checkpoints.tag(step - 16, "healthy")
+            proven.append(step - 16)
+    assert proven == [0, 12, 24, 36], "each one later than the last by what it takes, and not the first for ever"
+
+
 def test_a_removal_that_is_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, state(1.0))

@@ -368,8 +368,9 @@ class Batches:
             raise
         changes.apply(given)
         self._target, self._loader = target, loader
-        if (share := loader.shared and loader.shared.share) and share.ranks > 1:
-            twice, left_out = share.uneven(int(loader.identity["length"]))
+        share = None if loader.shared is None else loader.shared.share
+        if share is not None and share.ranks > 1 and (length := loader.identity["length"]) is not None:
+            twice, left_out = share.uneven(length)
             told = {"ranks": share.ranks, "rows": share.rows_of_all, "samples": share.samples}
             self.on_share(told | {"used_twice": twice, "left_out": left_out})
 

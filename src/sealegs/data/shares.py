@@ -6,6 +6,7 @@ their batch number n is the beginning of that order, however many they are. So a
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import torch.distributed as dist
@@ -86,7 +87,7 @@ class Share:
         """What comes after so many samples, for each rank as many; see ``rest_size`` for how much that is."""
         left = list(order[done:])
         uneven = len(left) % self.ranks
-        twice = (list(order) * self.ranks)[: self.ranks - uneven] if uneven and self.pads else []
+        twice = list(islice(cycle(order), self.ranks - uneven)) if uneven and self.pads else []
         dropped = [] if self.pads or not uneven else left[-uneven:]
         shared = [*left, *twice] if self.pads else left[: len(left) - uneven]
         partial = len(shared) // self.ranks % self.rows

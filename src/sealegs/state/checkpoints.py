@@ -94,13 +94,14 @@ class Checkpoints:
         keep: int = 3,
         keep_first: bool = False,
         reach: int = 0,
+        proves: bool = False,
         lost: Callable[[], str] = lambda: "",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Keep the newest ``keep`` checkpoints, and with ``keep_first`` also that of step 0.
 
         ``reach`` is how many steps the run may have to go back: the newest healthy one that is so old stays, and the
-        one after it, which will be.
+        one after it, which will be. ``proves`` says that somebody tags those that are healthy.
 
         ``lost`` says, on the rank that can tell, why the folder is not the run's any more. Then nothing is written to
         it, and nothing that lies there is gone back to. A rank that does not come within the timeout is named.
@@ -111,6 +112,7 @@ class Checkpoints:
         self._keep = keep
         self._keep_first = keep_first
         self._reach = reach
+        self._proves = proves
         self._lost = lost
         self._tags = Tags(folder)
         self._timeout_s = timeout_s
@@ -318,7 +320,8 @@ class Checkpoints:
 
         The last healthy one stays, and the last that is no newer than the states in memory: a run that goes back to one
         of these gives up all later checkpoints, and may be killed before that one is on disk. So does what is within
-        reach. All stay if none that is kept is intact.
+        reach, and the one that will be proven next: where few steps lie between checkpoints, all would go before they
+        are proven. All stay if none that is kept is intact.
         """
         tags = self.tags()
         best_first = sorted(tags, key=lambda step: (tags[step] != "suspect", step), reverse=True)
@@ -334,6 +337,9 @@ class Checkpoints:
             far = [step for step in healthy if step <= healthy[-1] - self._reach][-1:]
             later = sorted(step for step in tags if tags[step] != "suspect" and step > max(far, default=0))
             spared |= {*far, *later[:1]}
+        if self._proves:
+            newest = max(healthy, default=-1)
+            spared |= set(sorted(step for step in tags if tags[step] == "candidate" and step > newest)[:1])
         going = [step for step in old if step not in spared]
         return going if going and any(self.check(step) is None for step in kept) else []
 
