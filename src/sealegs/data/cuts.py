@@ -13,6 +13,10 @@ ENDLESS = 10**15
 """Batches of an epoch that does not end."""
 
 
+KEPT_PIECES = 200
+"""Older ones are of numbers that no checkpoint goes back to any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Numbers from one cut to the next."""
@@ -52,7 +56,7 @@ class Cuts:
 
     def cut(self, piece: Piece) -> "Cuts":
         """With another piece from its number on."""
-        return Cuts([*(each for each in self.pieces if each.number < piece.number), piece])
+        return Cuts([*(each for each in self.pieces if each.number < piece.number), piece][-KEPT_PIECES:])
 
     def place(self, number: int) -> tuple[int, int]:
         """The epoch that a number is in, and the samples of it before the number."""
