@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30, help="of all jobs together")
     parser.add_argument("--jobs", type=int, default=3, help="jobs, one after the other, each with a seed of its own")
     parser.add_argument("--seeds", type=int, default=8, help="undisturbed runs to compare with")
+    parser.add_argument("--wrapper", choices=["ddp", "fsdp2"], default="ddp", help="of the model, on two ranks")
     parser.add_argument("--keep", type=Path, help="a folder for the runs")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="elastic-"))
@@ -45,7 +46,16 @@ def main() -> int:
     for seed in range(options.jobs):
         out = folder / f"job-{seed}"
         out.mkdir(parents=True)
-        killed = run_with_kills(start, out, kills=kills, epochs=epochs, seed=seed, pause_s=0.03, between=STEPS_BETWEEN)
+        killed = run_with_kills(
+            start,
+            out,
+            kills=kills,
+            epochs=epochs,
+            seed=seed,
+            pause_s=0.03,
+            between=STEPS_BETWEEN,
+            wrapper=options.wrapper,
+        )
         rows.append((seed, killed, Account() if killed.died else account_of(out, epochs)))
         print(f"seed {seed}: {killed} {rows[-1][2]}", file=sys.stderr)
     print(table(rows, losses))
@@ -60,7 +70,7 @@ def main() -> int:
 def undisturbed(out: Path, epochs: int, seed: int) -> float:
     """The loss at the end of a run of one process that nobody kills."""
     out.mkdir(parents=True)
-    process = start(training.main, out, epochs, seed, 0.0)
+    process = start(training.main, out, epochs, seed, 0.0, "ddp")
     process.join()
     return float(json.loads((out / "end.json").read_text())["loss"])
 

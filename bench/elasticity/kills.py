@@ -28,11 +28,19 @@ class Killed:
 
 
 def run_with_kills(
-    start: Start, out: Path, *, kills: int, epochs: int, seed: int, pause_s: float, between: tuple[int, int]
+    start: Start,
+    out: Path,
+    *,
+    kills: int,
+    epochs: int,
+    seed: int,
+    pause_s: float,
+    between: tuple[int, int],
+    wrapper: str = "ddp",
 ) -> Killed:
     """One job, killed so often. ``between`` are the fewest and the most new steps before each kill and each return."""
     draw, found, began = random.Random(seed), Killed(), time.monotonic()  # noqa: S311 - no secret
-    words = (str(out), str(epochs), str(seed), str(pause_s))
+    words = (str(out), str(epochs), str(seed), str(pause_s), wrapper)
     with Agents(start, Path(training.__file__), *words, restarts=4 * kills + 4, log=out / "agents.log") as agents:
         agents.begin(0)
         agents.begin(1)

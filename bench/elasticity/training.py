@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -52,7 +53,16 @@ def process_group() -> Iterator[tuple[int, int]]:
         dist.destroy_process_group()
 
 
-def main(out: Path, epochs: int, seed: int, pause_s: float) -> None:
+def wrapped(network: nn.Sequential, wrapper: str) -> nn.Module:
+    """On several ranks."""
+    if wrapper == "ddp":
+        return nn.parallel.DistributedDataParallel(network)
+    fully_shard(network[0])
+    fully_shard(network)
+    return network
+
+
+def main(out: Path, epochs: int, seed: int, pause_s: float, wrapper: str) -> None:
     """Train to the end of the last epoch, or until somebody kills this."""
     torch.set_num_threads(1)
     with process_group() as (rank, ranks):
@@ -61,7 +71,7 @@ def main(out: Path, epochs: int, seed: int, pause_s: float) -> None:
             dist.broadcast_object_list(life)
         torch.manual_seed(seed)
         network = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 2))
-        model = nn.parallel.DistributedDataParallel(network) if ranks > 1 else network
+        model = wrapped(network, wrapper) if ranks > 1 else network
         optimizer = AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
         samples = data()
         sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
@@ -93,11 +103,11 @@ def main(out: Path, epochs: int, seed: int, pause_s: float) -> None:
                     loss.backward()
                     guard.step(loss)
                     time.sleep(pause_s)
+        with torch.no_grad():
+            end = {"loss": float(loss_of(model, *samples.tensors[1:])), "steps": guard.number}
         if rank == 0:
-            with torch.no_grad():
-                end = {"loss": float(loss_of(network, *samples.tensors[1:])), "steps": guard.number}
             (out / "end.json").write_text(json.dumps(end))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])
