@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import sealegs
 from sealegs.batching.batch_sampler import StratifiedBatchSampler
 from sealegs.batching.stratified import RareRows
 from sealegs.data.position import Batches
-from sealegs.errors import RanksChanged, SourceError
+from sealegs.errors import ConfigError, RanksChanged, SourceError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
@@ -165,6 +165,41 @@ def test_another_size_of_batches_is_as_another_number_of_ranks() -> None:
     seen += second.epoch(0)
     assert used(seen) == Counter(range(SIZE))
     assert second.told[0]["rows"] == [8, 16]
+
+
+@pytest.mark.parametrize(("size", "drops"), [(7, False), (7, True), (2, False), (1, False), (33, True), (50, False)])
+@pytest.mark.parametrize("kind", ["distributed", "stratified"])
+def test_epochs_of_few_samples_are_divided_too(kind: str, size: int, drops: bool) -> None:
+    """Ranks that have none, batches that are never full, steps that take all; saved after any batch."""
+
+    def make(ranks: int, rank: int, rows: int) -> Any:
+        data: Any = list(range(size))
+        if kind == "distributed":
+            held: Any = DistributedSampler(data, num_replicas=ranks, rank=rank, seed=3)
+            return DataLoader(data, batch_size=rows, sampler=held, drop_last=drops)
+        rare = RareRows(size, np.arange(1), np.zeros(1, np.int64))
+        sampler = StratifiedBatchSampler(rare, rows, seed=3, rank=rank, world_size=ranks, drop_last=drops)
+        return DataLoader(data, batch_sampler=sampler)
+
+    divided = 0
+    for (ranks, rows), count in product([(3, 2), (2, 5), (1, 1)], [1, 2, 4]):
+        try:
+            first = Job(make, ranks, rows)
+            make(4, 0, 1)
+        except ConfigError as refused:
+            assert "too few for a step" in str(refused)  # noqa: PT017 -- some of them are
+            continue
+        seen = first.epoch(0, count)
+        if not seen:
+            continue
+        second = Job(make, 4, 1, first.position)
+        rest = second.epoch(0)
+        if second.batches[0].epoch == 0:  # else too few were left for four ranks, and the next has begun
+            seen += rest
+        if second.told:  # else it was over
+            divided += 1
+            assert accounted(used(seen), second.told) == Counter(range(size))
+    assert divided or size < 5
 
 
 @pytest.mark.parametrize("count", [13, None])

@@ -189,7 +189,8 @@ class Batches:
         self._number_by(there.cut(piece))
         self._epochs.clear()  # their numbers are of other cuts; a new order is that of its number, as ever
         self._newest = -1
-        self.on_recut(told | {"skipped": self.skipped})
+        if told.get("left") != 0:  # else it is over, and the next one is divided as any
+            self.on_recut(told | {"skipped": self.skipped})
         return position
 
     def _number_by(self, cuts: Cuts) -> None:
@@ -369,10 +370,11 @@ class Batches:
         changes.apply(given)
         self._target, self._loader = target, loader
         share = None if loader.shared is None else loader.shared.share
-        if share is not None and share.ranks > 1 and (length := loader.identity["length"]) is not None:
+        if share is not None and (length := loader.identity["length"]) is not None:
             twice, left_out = share.uneven(length)
             told = {"ranks": share.ranks, "rows": share.rows_of_all, "samples": share.samples}
-            self.on_share(told | {"used_twice": twice, "left_out": left_out})
+            if share.ranks > 1 or left_out:
+                self.on_share(told | {"used_twice": twice, "left_out": left_out})
 
     def _hand_out(self, iterator: int) -> Iterator[Any]:
         # with no batch left in its epoch it goes on with the next, as if nothing had been saved

@@ -98,7 +98,7 @@ def _of_shared_order(given: Any, loader: Loader, position: Mapping[str, Any], th
         "ranks": [there.ranks, here.ranks],
         "rows": [there.rows_of_all, here.rows_of_all],
         "done": done,
-        "left": there.samples - done,
+        "left": 0 if whole else there.samples - done,
         "used_twice": [] if rest is None else rest.twice,
         "left_out": [] if rest is None else rest.dropped,
     }
@@ -154,7 +154,7 @@ def _refuse_another_order(given: Any, epoch: Mapping[str, Any], of: Share, order
     if (check := epoch["start"].get("check")) is None:
         return
     first: Any = of.first_batch(order)
-    if check not in (check_of(first), check_of(first[0]) if len(first) == 1 else None):
+    if check not in (check_of(first), check_of(first[0]) if first and len(first) == 1 else None):
         raise SourceError(
             f"the position is in another order of the data: epoch {epoch['number']} begins with other samples in this "
             f"{type(given).__name__}; give the sampler the seed and the dataset that it had"

@@ -69,17 +69,20 @@ class Share:
         """
         if self.layout == "strided":
             return min(batches * self.rows_of_all, self.samples)
-        step, micro = divmod(batches, self.step_rows // self.rows_of_all)
         whole, left = divmod(self.samples, self.step_rows)
-        if step < whole:
-            return step * self.step_rows + micro * self.rows_of_all
-        of_each = left // (self.step_rows // self.rows)
-        return whole * self.step_rows + micro * of_each * self.ranks
+        beyond = batches - whole * (self.step_rows // self.rows_of_all)
+        if beyond <= 0:
+            return batches * self.rows_of_all
+        of_each = left // (self.step_rows // self.rows)  # of the last step, which has fewer
+        return whole * self.step_rows + beyond * of_each * self.ranks
 
-    def first_batch(self, order: Sequence[int]) -> list[int]:
-        """The first batch of its rank."""
+    def first_batch(self, order: Sequence[int]) -> list[int] | None:
+        """The first batch of its rank in a whole epoch; None where there is none."""
         if self.layout == "strided":
-            return list(order[self.rank :: self.ranks][: self.rows])
+            of_rank = -(-len(order) // self.ranks) if self.pads else len(order) // self.ranks
+            count = min(of_rank, self.rows)
+            first = list(islice(cycle(order), self.rank, self.rank + count * self.ranks, self.ranks))
+            return first if first and (count == self.rows or not self.drops) else None
         of_each = min(self.rows, self.samples // (self.step_rows // self.rows))
         return list(order[self.rank * of_each : (self.rank + 1) * of_each])
 
