@@ -25,6 +25,7 @@ from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.repeated_batch import RepeatedBatch
 from sealegs.detectors.replicas import Replicas
 from sealegs.detectors.spike import Spike, SpikeState
+from sealegs.detectors.straggler import Straggler
 from sealegs.detectors.textbook import textbook
 from sealegs.detectors.throughput import Throughput
 from sealegs.errors import ConfigError
@@ -199,6 +200,7 @@ def standard(halt_on: Sequence[str] = ()) -> tuple[Detector[Any], ...]:
         Drift(signal="grad_norm", chance=0.5e-4, gravest=Severity.WATCH, young_factor=math.inf),
         Proportion(),
         Throughput(),
+        Straggler(),
         RepeatedBatch(),
         Replicas(),
         Rate(),

@@ -43,6 +43,7 @@ from sealegs.recovery.global_batch import GlobalBatch
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.probe_isolation import ProbeIsolation
 from sealegs.recovery.recovery import Recovery
+from sealegs.recovery.replicas import copy_majority
 from sealegs.recovery.restore_points import is_finite, not_finite
 from sealegs.recovery.run_end import RunEnd
 from sealegs.recovery.saving import Resumed, Saving
@@ -211,6 +212,8 @@ class LoopPort(Observer):
         self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
         if self.recovery is not None:
             self.recovery.can_watch_heads(self._cannot_watch_heads)
+            if self._ranks.world > 1:
+                self.recovery.can_copy_majority(self._copy_majority)
         if options.watches_heads:
             self._cannot_watch_heads()
         if self.checkpoints is not None:
@@ -281,6 +284,10 @@ class LoopPort(Observer):
             )
         self.watch.note("no-checkpoints", step=self.number, reason=reason)
         return False
+
+    def _copy_majority(self, ranks: Collective) -> str:
+        """Make replicas equal again."""
+        return copy_majority(self._meter.layout, self._update.optimizers, ranks)
 
     def _agreed(self, mine: bool) -> bool:
         """Whether it is so on every rank."""
@@ -634,6 +641,7 @@ class LoopPort(Observer):
         finally:
             self._is_paused = False
             self._inputs.pace.paused(time.perf_counter() - began)
+            self._meter.forget_own_time()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -961,6 +969,8 @@ class LoopPort(Observer):
         """
         is_saving = self._is_saving
         was_saving, self._was_saving = self._was_saving, is_saving
+        if is_saving or was_saving:  # the thread takes time from this rank
+            self._meter.forget_own_time()
         return {"saving": 1.0} if is_saving or was_saving else {}
 
     def _take_back_decision(self) -> None:
@@ -993,6 +1003,7 @@ class LoopPort(Observer):
         self._meter.load_state_dict({"last_change": None})
         self._meter.get_ready(step)
         self._inputs.pace.forget_step()
+        self._meter.forget_own_time()
         self._keep_restored()
         return True
 

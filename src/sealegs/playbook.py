@@ -9,6 +9,7 @@ learning rate x 0.5, warmed up again over 50 steps
 from sealegs.recovery.actions import (
     ClipQK,
     Continue,
+    CopyMajority,
     Halt,
     LowerLR,
     Rollback,
@@ -25,6 +26,7 @@ from sealegs.recovery.recurrence import Trigger
 __all__ = [
     "ClipQK",
     "Continue",
+    "CopyMajority",
     "Halt",
     "LowerLR",
     "Playbook",

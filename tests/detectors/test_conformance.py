@@ -62,8 +62,8 @@ def test_the_suite_runs_over_all_of_them() -> None:
     names = (
         "Collapse CustomDetector Drift MonotonicRise NonFinite Overflow Proportion Rate RepeatedBatch Replicas Spike"
     )
-    assert sorted(DETECTORS) == [*names.split(), "ThreeSigma", "Throughput"]
-    assert len(found()) == len(DETECTORS) == 13
+    assert sorted(DETECTORS) == [*names.split(), "Straggler", "ThreeSigma", "Throughput"]
+    assert len(found()) == len(DETECTORS) == 14
 
 
 def autoregressive(random: np.random.Generator, steps: int) -> Any:
@@ -111,6 +111,9 @@ def columns(steps: int, seed: int, kind: str) -> tuple[dict[str, float], ...]:
         "underflow_share": 0.1 * noisy(0.1),
         "ranks_differ": np.zeros(steps),
         "differing_rank": np.zeros(steps),
+        "slowest_rank": np.floor(t / 10) % 7,
+        "slowest_by": 0.03 * noisy(0.1),
+        "slowest_surprise": 1.5 * noisy(0.1),
         "reward": np.tanh(t / 3000) - 0.4 + 0.1 * (noisy(1.0) > 1),
         "zero_spread_share": np.full(steps, 0.3),
         "policy_entropy": (0.4 + 0.6 * np.exp(-t / 1000)) * noisy(0.1),

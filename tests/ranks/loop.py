@@ -37,6 +37,8 @@ DAMAGED = 30
 """A weight of rank 1 is changed behind everyone's back."""
 MISSING = CHECKSUM_STEPS + 3
 """Rank 1 does not come to this step."""
+SLOW_RANK, SLOW_S = 2, 0.03
+"""A rank that is slow from the damage on, where there are so many, and by how many seconds a step."""
 TIMEOUT_S = 3.0
 
 
@@ -86,6 +88,8 @@ def main(wrapper: str, out: Path) -> None:
             for _ in range(2 if step <= DAMAGED else 0):  # the first micro-batch is not exchanged
                 with guard.accumulate():
                     (model(torch.randn(16, 8)).square().mean() / 3).backward()
+            if step > DAMAGED and rank == SLOW_RANK:
+                time.sleep(SLOW_S)
             loss = model(torch.randn(16, 8)).square().mean() / 3
             loss.backward()
             if step == NAN_LOSS and rank == 0:

@@ -31,6 +31,8 @@ from torch.optim import AdamW
 
 import sealegs
 from sealegs.guard_options import Checkpointing, Telemetry
+from sealegs.playbook import CopyMajority, Rung, Trigger
+from sealegs.signals import meter
 
 ASKED, BACK = 22, 8
 """The step before which a rollback is asked for, and how far it is to go back at least."""
@@ -331,12 +333,45 @@ def run(part: Part, folder: Path, rank: int) -> dict[str, Any]:
     return saw
 
 
+COMPARED, DAMAGED = 4, 5
+"""How often weights are compared here, in steps, and the step before which some are damaged."""
+
+
+def differing(model: nn.Module, damaged: set[int], folder: Path, rank: int) -> dict[str, Any]:
+    """Replicas of which some are damaged, and a playbook that copies the majority's weights."""
+    meter.CHECKSUM_STEPS = COMPARED
+    optimizer = AdamW(model.parameters(), lr=LR)
+    mending = sealegs.Playbook(name="mend", rungs=(Rung({Trigger.REPLICAS_DIFFER}, (CopyMajority(),)),))
+    part, digests = Parts(straight(model, (rank, WORLD))), []
+    error = ""
+    try:
+        with sealegs.Guard(model, optimizer, run=folder, clip=CLIP, playbook=mending) as guard:
+            for number, x, y in guard.batches(part):
+                if number == DAMAGED and rank in damaged:
+                    with torch.no_grad():
+                        weight: Any = next(model.parameters())
+                        held = weight.to_local() if hasattr(weight, "to_local") else weight
+                        held.view(-1)[0] += 1e-3
+                loss = (model(x) - y).square().mean()
+                loss.backward()
+                guard.step(loss.detach())
+                digests.append(digest(model, optimizer))
+                if guard.number == 3 * COMPARED:
+                    break
+    except sealegs.SealegsError as raised:
+        error = str(raised)
+    return {"digests": digests, "error": error}
+
+
 def main(out: Path, names: list[str]) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert world == WORLD
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
     cases = {name: CASES[name] for name in names or CASES}
     saw = {name: run(case.part(rank), out / name, rank) for name, case in cases.items()}
+    if not names:
+        saw["one of four"] = differing(ddp(rank).model, {2}, out / "one of four", rank)
+        saw["two of four"] = differing(ddp(rank).model, {2, 3}, out / "two of four", rank)
     (out / f"{rank}.json").write_text(json.dumps(saw))
     dist.barrier()
     dist.destroy_process_group()

@@ -103,3 +103,24 @@ def test_what_a_checkpoint_cannot_hold_is_said_and_not_written(name: str, launch
     if name == "PP x FSDP2":
         assert not list((out / name).glob("checkpoints/*"))
         assert not list((out / name).glob("incidents/*/capsule/state"))
+
+
+def test_a_replica_that_differs_gets_the_weights_and_moments_of_the_majority(launched: Launched) -> None:
+    out, saw = launched
+    digests = [of_rank["one of four"]["digests"] for of_rank in saw]
+    is_alike = [len(set(of_step)) == 1 for of_step in zip(*digests, strict=True)]
+    # found at the comparison after the damage, and mended after that step
+    assert is_alike == [not matrix.DAMAGED <= step < 2 * matrix.COMPARED for step in range(3 * matrix.COMPARED)]
+    assert not any(of_rank["one of four"]["error"] for of_rank in saw)
+    events = [event for event in sealegs.open_run(out / "one of four").events if event.kind == "intervention"]
+    (done,) = [event.detail for event in events]
+    assert (done["trigger"], done["changed"]) == ("replicas-differ", "rank 2 has got what rank 0 holds")
+
+
+def test_where_no_majority_holds_the_same_nothing_is_copied_and_the_run_halts(launched: Launched) -> None:
+    out, saw = launched
+    assert all("the run is halted" in of_rank["two of four"]["error"] for of_rank in saw)
+    digests = [of_rank["two of four"]["digests"][-1] for of_rank in saw]
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+    (passed,) = [event for event in sealegs.open_run(out / "two of four").events if event.kind == "rung-passed-over"]
+    assert "of ranks 0, 1, 2, 3 no majority holds the same" in passed.detail["reason"]

@@ -77,6 +77,20 @@ def test_a_rank_that_does_not_come_is_named_by_all_others(launched: tuple[str, P
         assert one["waited_s"] < 2 * loop.TIMEOUT_S + 2
 
 
+def test_a_slow_rank_is_named_though_all_wait_for_it(launched: tuple[str, Path, Saw]) -> None:
+    """DDP tells when a rank's own gradients are ready; FSDP2 does not."""
+    wrapper, out, saw = launched
+    run = sealegs.open_run(out / "run")
+    told = [event.detail["text"] for event in run.events if event.kind == "remark" and "longer" in event.detail["text"]]
+    if wrapper == "fsdp2":
+        assert (told, "slowest_rank" in run.signals) == ([], False)
+        return
+    assert len(told) == 1
+    assert f"rank {loop.SLOW_RANK} takes " in told[0]
+    assert run.series("slowest_rank")[1][-1] == loop.SLOW_RANK
+    assert all(one["verdicts"] == saw[0]["verdicts"] for one in saw)
+
+
 def test_one_rank_keeps_the_record(launched: tuple[str, Path, Saw]) -> None:
     wrapper, out, saw = launched
     run = sealegs.open_run(out / "run")

@@ -155,3 +155,19 @@ def test_health_in_words() -> None:
     assert told[1].startswith("newest healthy checkpoint: step 200, checkpoints/200 (16 healthy steps")
     assert told[2] == "newest checkpoint: step 300, checkpoints/300"
     assert Health().told[0] == "go on: healthy"
+
+
+def test_a_slow_rank_is_evidence_where_no_incident_points_at_any_and_no_reason_to_leave_its_host_out() -> None:
+    hosts = [{"host": f"node{rank}", "device": f"cuda:{rank}"} for rank in range(4)]
+    guard = begun(playbook=None, ranks=4, hosts=hosts)
+    text = "step 75  GO  rank 2 takes 21% longer than the others, over 50 steps"
+    slow = {"kind": "remark", "time": 2.0, "step": 75, "text": text}
+    found = health_of([guard, slow], TAGS, 320)
+    assert found.at_fault is not None
+    assert (found.at_fault.rank, found.at_fault.host) == (2, "node2")
+    assert found.at_fault.evidence == "rank 2 takes 21% longer than the others, over 50 steps"
+    assert (found.verdict, found.advice) == ("healthy", "go on")
+    accused = health_of([guard, slow, alarm(250, culprit="a.weight on rank 1 (dp 1)")], TAGS, 320)
+    assert accused.at_fault is not None
+    assert accused.at_fault.rank == 1
+    assert health_of([guard, slow], TAGS, 320, pardoned=3.0).at_fault is None

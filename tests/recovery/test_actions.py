@@ -12,6 +12,7 @@ from sealegs.recovery.actions import (
     Action,
     ClipQK,
     Continue,
+    CopyMajority,
     Halt,
     LowerLR,
     Rollback,
@@ -42,6 +43,7 @@ PHRASES: list[tuple[Action, str]] = [
     (SwapSource("web", weight=0.25), "give source web the weight 0.25"),
     (Stratify(), "spread rare tokens over the batches"),
     (SkipBatches(20), "skip the next 20 batches"),
+    (CopyMajority(), "copy the weights of the majority to the ranks that differ"),
     (Halt(), "halt"),
     (Halt("warm up longer"), "halt: warm up longer"),
 ]
@@ -56,7 +58,7 @@ def test_an_action_prints_as_a_phrase_and_comes_back_from_a_file(action: Action,
 
 def test_all_of_them_are_tried() -> None:
     assert {type(action) for action, _ in PHRASES} == set(ACTIONS)
-    assert len({kind.kind for kind in ACTIONS}) == len(ACTIONS) == 11
+    assert len({kind.kind for kind in ACTIONS}) == len(ACTIONS) == 12
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from sealegs.recovery.actions import (
     Tighten,
     TightenByEvidence,
 )
-from sealegs.recovery.playbook import ADVICE, HALTING, HEALS, TRIGGERS, Decision, Playbook, Rung, choose
+from sealegs.recovery.playbook import ADVICE, HALTING, HEALS, OPT_IN, TRIGGERS, Decision, Playbook, Rung, choose
 from sealegs.recovery.recurrence import PLACE, PastIntervention, Trigger
 
 STANDARD = Playbook.standard()
@@ -170,7 +170,7 @@ def test_reasons() -> None:
 def test_advice_of_ones_own_is_kept_and_every_trigger_has_some() -> None:
     mine = Playbook(name="mine", rungs=[Rung(on=["damaged"], actions=[Halt("ring me")])])  # type: ignore[arg-type]
     assert choose(mine, Trigger.DAMAGED, 5, ()).actions == (Halt("ring me"),)
-    assert set(ADVICE) == TRIGGERS
+    assert set(ADVICE) == TRIGGERS | OPT_IN
     assert all(text.count("fp16") == text.count("in fp16, ") for text in ADVICE.values()), "most runs have none"
 
 

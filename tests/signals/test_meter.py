@@ -7,8 +7,9 @@ import torch
 
 from sealegs.errors import ConfigError
 from sealegs.signals.collect import named_now
-from sealegs.signals.meter import ABSENT, Meter, _agreed, _largest, _mean, _present
+from sealegs.signals.meter import Meter, _agreed
 from sealegs.signals.ranks import Ranks
+from sealegs.signals.together import ABSENT, largest, mean_of_sent, present
 
 
 def test_ranks_at_different_steps_are_refused_before_anything_else_is_read() -> None:
@@ -22,10 +23,10 @@ def test_ranks_at_different_steps_are_refused_before_anything_else_is_read() -> 
 
 def test_a_layer_that_one_rank_dropped_is_known_from_the_others() -> None:
     rows = torch.tensor([[2.0, ABSENT, ABSENT, 1.0], [4.0, 6.0, ABSENT, math.nan]])
-    assert _mean(rows).tolist()[:3] == [3.0, 6.0, ABSENT]
-    assert math.isnan(_mean(rows)[3]), "NaN is seen"
-    assert _largest(rows).tolist()[:3] == [4.0, 6.0, ABSENT]
-    assert list(_present(("a", "b", "c", "d"), _mean(rows).tolist())) == ["a", "b", "d"]
+    assert mean_of_sent(rows).tolist()[:3] == [3.0, 6.0, ABSENT]
+    assert math.isnan(mean_of_sent(rows)[3]), "NaN is seen"
+    assert largest(rows).tolist()[:3] == [4.0, 6.0, ABSENT]
+    assert list(present(("a", "b", "c", "d"), mean_of_sent(rows).tolist())) == ["a", "b", "d"]
 
 
 class Two(Ranks):

@@ -103,7 +103,7 @@ class AcceleratedGuard(Guard):
 
     def step(
         self,
-        loss: Tensor,
+        loss: Tensor | None,
         *,
         grad_norm: Tensor | float | None = None,
         tokens: int | None = None,
@@ -116,6 +116,8 @@ class AcceleratedGuard(Guard):
         backpropagated, which is the mean over the micro-batches. Until the step ends, the verdict is the previous
         step's. ``grad_norm`` is for loops that clip without the accelerator.
         """
+        if loss is None:
+            raise ConfigError("loss=None: with Accelerate every rank has a loss; give the one that was backpropagated")
         share = loss.detach() / self._accelerator.gradient_accumulation_steps
         self._loss = share if self._loss is None else self._loss + share
         self._tokens += tokens or 0

@@ -42,6 +42,7 @@ REMEMBERED = 20_000
 STOPS = ("guard", "ranks-refused", "checkpoint", "checkpoint-kept", "intervention", "incident-closed", "end")
 """Kinds of events after which it is written at once."""
 JUDGED = ("skip", "alarm", "halt")
+_SLOW = re.compile(r"(rank (\d+) takes \d+% longer than the others, over \d+ steps)")
 _RANK = re.compile(r"(?:^|\bon )rank (\d+)(?: \([^()]*\))?$")
 
 
@@ -330,16 +331,32 @@ def _at_fault(
             seen.setdefault(event.get("incident") or event["step"], (rank, str(event.get("text", ""))))
     counted = Counter(rank for rank, _ in seen.values())
     if not counted:
-        return None
+        return _slow(events, guarded, pardoned)
     ((rank, times),) = counted.most_common(1)
     text = [text for one, text in seen.values() if one == rank][-1]
     is_sure = len(counted) == 1 and ranks ** (1 - times) <= BY_CHANCE
     evidence = text if times == 1 else f"{times} of {len(seen)} incidents are its, the last: {text}"
+    return Fault(rank, *_where(rank, guarded), evidence), is_sure
+
+
+def _slow(
+    events: Sequence[Mapping[str, Any]], guarded: Mapping[str, Any], pardoned: float
+) -> tuple[Fault, bool] | None:
+    """The rank that was slow last, where no incident points at any: no reason to leave its host out."""
+    for event in reversed(events):
+        if event["kind"] == "remark" and event["time"] > pardoned:
+            found = _SLOW.search(str(event.get("text", "")))
+            if found and int(found[2]) < int(guarded["ranks"]):
+                return Fault(int(found[2]), *_where(int(found[2]), guarded), found[1]), False
+    return None
+
+
+def _where(rank: int, guarded: Mapping[str, Any]) -> tuple[str, str]:
+    """Host and device of a rank."""
     hosts = guarded.get("hosts")
     where = hosts[rank] if isinstance(hosts, list | tuple) and rank < len(hosts) else {}
     told = where if isinstance(where, Mapping) else {}
-    host, device = str(told.get("host", "a host that is not known")), str(told.get("device", "its device"))
-    return Fault(rank, host, device, evidence), is_sure
+    return str(told.get("host", "a host that is not known")), str(told.get("device", "its device"))
 
 
 def _rank_in(culprit: str) -> int | None:
@@ -387,4 +404,9 @@ def _write(folder: Path, health: Health) -> None:
 
 
 def _kept(events: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    return (event for event in events if event["kind"] in (*JUDGED, *STOPS))
+    kinds = (*JUDGED, *STOPS)
+    return (event for event in events if event["kind"] in kinds or _is_of_slow_rank(event))
+
+
+def _is_of_slow_rank(event: Mapping[str, Any]) -> bool:
+    return event["kind"] == "remark" and _SLOW.search(str(event.get("text", ""))) is not None

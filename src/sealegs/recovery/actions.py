@@ -177,6 +177,16 @@ class SkipBatches:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyMajority:
+    """Give ranks that hold other weights than their replicas what the majority holds, moments too."""
+
+    kind: ClassVar[str] = "copy-majority"
+
+    def __str__(self) -> str:
+        return "copy the weights of the majority to the ranks that differ"
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """Stop the run."""
 
@@ -202,6 +212,7 @@ Action: TypeAlias = (
     | SwapSource
     | Stratify
     | SkipBatches
+    | CopyMajority
     | Halt
 )
 ACTIONS: tuple[type[Action], ...] = get_args(Action)

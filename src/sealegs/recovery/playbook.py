@@ -34,8 +34,10 @@ WIDTH, WHEN_WIDTH = 100, 34
 """Columns of the printed table, and of its second column."""
 
 
-TRIGGERS = frozenset(Trigger) - {Trigger.ASKED}
-"""The triggers that a rung can be for."""
+OPT_IN = frozenset({Trigger.REPLICAS_DIFFER})
+"""Triggers that come only where a rung is for them."""
+TRIGGERS = frozenset(Trigger) - {Trigger.ASKED} - OPT_IN
+"""The other triggers that a rung can be for."""
 
 
 HEALS = frozenset({Trigger.SPOILT})
@@ -58,6 +60,7 @@ ADVICE = {
     Trigger.SPOILT: "look at the data of these batches, and announce it if they are to be learned",
     Trigger.NOT_RECOVERING: "lower the peak learning rate; where it is not so yet, use beta2 0.95, and from 1B "
     "parameters up QK-norm or z-loss",
+    Trigger.REPLICAS_DIFFER: "look at the machine of that rank, and for code that writes weights on one rank alone",
     Trigger.BUDGET_SPENT: "look at the data of the skipped batches; if they are sound, lower the peak learning rate",
 }
 """By trigger, what may be wrong with the run's setup where interventions did not help."""
@@ -390,8 +393,8 @@ def _advised(actions: tuple[Action, ...], advice: str) -> tuple[Action, ...]:
 
 def _triggers(given: Any) -> frozenset[Trigger]:
     triggers = tuple(given) if isinstance(given, Iterable) else ()
-    is_sound = bool(triggers) and all(isinstance(trigger, str) and trigger in TRIGGERS for trigger in triggers)
-    refuse_unless(is_sound, "Rung.on", given, f"a set with one or more of {', '.join(sorted(TRIGGERS))}")
+    is_sound = bool(triggers) and all(isinstance(trigger, str) and trigger in TRIGGERS | OPT_IN for trigger in triggers)
+    refuse_unless(is_sound, "Rung.on", given, f"a set with one or more of {', '.join(sorted(TRIGGERS | OPT_IN))}")
     return frozenset(map(Trigger, triggers))
 
 

@@ -17,6 +17,7 @@ from sealegs.recovery.actions import (
     Action,
     ClipQK,
     Continue,
+    CopyMajority,
     Halt,
     Impossible,
     LowerLR,
@@ -146,7 +147,7 @@ def change_ledger(
             case UseBf16():
                 ledger.adjustments = replace(ledger.adjustments, bf16=True)
                 changed.append(str(action))
-            case Rollback() | SwapSource() | Stratify() | Continue() | Halt() | TightenByEvidence():
+            case Rollback() | SwapSource() | Stratify() | Continue() | Halt() | TightenByEvidence() | CopyMajority():
                 pass  # carried out elsewhere: the state goes back, the loader changes, the run goes on or ends
             case _:
                 assert_never(action)
@@ -177,7 +178,11 @@ def _leave_out(batches: Batches, first: int, count: int) -> str:
     return f"batches {first} to {first + count - 1} are left out"
 
 
-OF_NO_LOSS = HALTING | {Trigger.NONFINITE_OFTEN}
+def _no_replicas() -> str:
+    raise Impossible("there are no replicas: one process trains")
+
+
+OF_NO_LOSS = HALTING | {Trigger.NONFINITE_OFTEN, Trigger.REPLICAS_DIFFER}
 """Triggers that no loss tells of."""
 
 
@@ -210,6 +215,8 @@ class PlaybookRunner:
         """Whether the loop asks for its precision, so that it can be changed."""
         self.watch_heads: Callable[[], str] = lambda: "nobody looks at the heads of its attention"
         """Begins to look at the logits of attention, if nobody has yet; says why that cannot be, else nothing."""
+        self.copy_majority: Callable[[], str] = _no_replicas
+        """Makes replicas equal again, and says what was done; Impossible where that cannot be."""
         self._playbook = playbook
         self._leaves_the_loss = False
         self._ledger = ledger
@@ -294,10 +301,13 @@ class PlaybookRunner:
         target = next(targets, None)
         if rollback is not None and target is None:
             raise Impossible(self._restore_points.unavailable_because(onset, rollback.back))
+        copied = [self.copy_majority()] if self._act and order.find(CopyMajority) is not None else []
         if order.anomaly.trigger != Trigger.ASKED:  # what a person asks for is no anomaly
             self._ledger.came_back(number, onset)
         before = self._ledger.now()
-        changed = self._change_data_and_ledger(order, number if target is None else target.step)
+        changed = copied + self._change_data_and_ledger(order, number if target is None else target.step)
+        if copied:
+            self._restore_points.doubt_after(onset)  # whoever has taken a later one may have been wrong
         self._ledger.enter(self._past_intervention(order), is_last=order.find(Halt) is not None)
         self._ledger.write()  # before anything changes: a run killed now resumes from a checkpoint with these entries
         cost = CostSoFar()

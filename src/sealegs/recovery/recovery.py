@@ -29,6 +29,7 @@ from sealegs.recovery.requests import RequestQueue
 from sealegs.recovery.restore_points import RestorePoints
 from sealegs.signals.collective import TIMEOUT_S, Collective
 from sealegs.signals.groups import embedding_tables
+from sealegs.signals.meter import CHECKSUM_STEPS
 from sealegs.state.checkpoints import Checkpoints, StoredState
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
@@ -115,6 +116,10 @@ class Recovery:
     def adjustments(self) -> Adjustments:
         """The adjustments in force."""
         return self._ledger.adjustments
+
+    def can_copy_majority(self, copy_majority: Callable[[Collective], str]) -> None:
+        """Several ranks hold replicas, which can be made equal again."""
+        self._runner.copy_majority = partial(copy_majority, self._ranks)
 
     def can_watch_heads(self, watch_heads: Callable[[], str]) -> None:
         """Attention logits can be looked at when they are needed: it says why not, else nothing."""
@@ -314,7 +319,16 @@ class Recovery:
                 self._ledger.held(step, self._tracker.good)
             else:
                 self._ledger.lingers(step)
-        return seen.anomaly
+        return seen.anomaly or self._differing_replicas(row)
+
+    def _differing_replicas(self, row: Row) -> Anomaly | None:
+        """Ranks that hold other weights than the rest, where the playbook has a rung for it."""
+        if not float(row.get("ranks_differ", 0.0)) or not self.playbook.has_rung_for(Trigger.REPLICAS_DIFFER):
+            return None
+        step = int(row["step"])
+        onset = max(step - CHECKSUM_STEPS, 0)  # until then they held the same
+        text = f"at step {step} {float(row['ranks_differ']):.0f} of the ranks hold other weights than the rest"
+        return Anomaly(trigger=Trigger.REPLICAS_DIFFER, onset=onset, batch=None, text=text)
 
     def _follow_new_scale(self, row: Row) -> None:
         """Announce gradients that are computed otherwise once they have stayed so, for the statistic to learn the new

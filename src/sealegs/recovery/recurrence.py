@@ -42,6 +42,8 @@ class Trigger(StrEnum):
     """At a check, the loss of an incident was neither back nor coming down."""
     BUDGET_SPENT = "budget-spent"
     """The budget of skipped steps is used up."""
+    REPLICAS_DIFFER = "replicas-differ"
+    """Ranks that should hold the same weights do not. Only a playbook that says so does anything about it."""
     ASKED = "asked"
     """A person's request: part of the history, but for no rung, and it uses up no budget."""
 

@@ -304,6 +304,11 @@ class RestorePoints:
             raise RunHalted(text, self._watch.verdict, self._watch.incident)
         raise Impossible("; ".join(reasons))
 
+    def doubt_after(self, step: int) -> None:
+        """Go back to no state that is later: not all ranks have held what they should since."""
+        self._awaited = None
+        self._give_up_after(step)
+
     def _give_up_after(self, step: int) -> None:
         self.snapshots.forget_after(step)
         self.health.forget_after(step)

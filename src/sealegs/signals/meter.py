@@ -26,6 +26,7 @@ from sealegs.signals.groups import Groups, find_embeddings, merged_groups, sent
 from sealegs.signals.incident_window import IncidentWindow
 from sealegs.signals.layout import STRANGER, Layout, find_layout, local
 from sealegs.signals.norms import GradientReader, Gradients
+from sealegs.signals.own_time import FOUND, OwnTimes
 from sealegs.signals.ranks import (
     CULPRIT_EXCESS,
     FIELDS,
@@ -39,6 +40,16 @@ from sealegs.signals.ranks import (
 )
 from sealegs.signals.routers import MOST_LOADS, SUMMARIES, Finder, RouterSampler
 from sealegs.signals.time_spent import TimeSpent
+from sealegs.signals.together import (
+    ABSENT,
+    block,
+    block_if_any,
+    block_of_means,
+    largest,
+    mean_of_sent,
+    sum_of_sent,
+    summed,
+)
 from sealegs.signals.weights import WeightSampler
 from sealegs.vocabulary import Number, Row
 
@@ -46,8 +57,6 @@ CHECKSUM_STEPS = 100
 """How often, in steps, the ranks compare their weights."""
 HISTOGRAM_STEPS = 100
 """How often, in steps, the histogram of token losses is kept; steps that are not plain GO always keep it."""
-ABSENT = -1.0
-"""What a rank sends for a missing value: no norm, count or time is negative."""
 BLIND = 3
 """Sampled steps in a row without an activation after which sampling stops: the loop runs compiled code."""
 
@@ -121,13 +130,15 @@ class Meter:
         self._is_updated = False
         """Whether there was an update since the ranks compared their weights."""
         self.norms_before = NormsBefore(model) if ranks.world > 1 else None
+        self._own_times: OwnTimes | None = None
         self._model = model
         self._reader = GradientReader(model, optimizers)
         self._collective = Collective(ranks.timeout_s)
         self.layout = find_layout(model, ranks.rank, self._collective.world, self._collective.gather)
         """What each rank holds of the model."""
         if self.layout.world != ranks.world:  # there is no process group to ask
-            self.layout = Layout(world=ranks.world, names=(*self._reader.by_name, STRANGER))
+            alike = (0,) * ranks.world
+            self.layout = Layout(world=ranks.world, names=(*self._reader.by_name, STRANGER), peers=alike, twins=alike)
         self._is_layout_sure = not self.layout.is_guessed
         self._standing: Standing | None = None
         self._weights = WeightSampler(model, optimizers, layout=self.layout)
@@ -260,6 +271,8 @@ class Meter:
             self._make_layout_sure(has_loss=loss is not None)
         samples = self._samples(number, gradients, step_s, token_losses, loss_scale)
         samples += self._of_all_ranks(logged)
+        if self.ranks.world > 1 and number >= 0:  # no probe
+            samples.append(self._own_time())
         self._unsampled = _UnsampledStep(number, gradients, loss_scale)
         if self.ranks.world == 1:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)
@@ -341,10 +354,17 @@ class Meter:
         """Measure what the update of a step did, for the next row; prepare the next step."""
         self._unsampled = None
         self._is_updated = True
+        if self.norms_before is not None:
+            self.norms_before.own_time.begin()
         is_measured = self._measured == number
         self._last_change = self._weights.after_update() if is_measured else None
         self._window.took(sampled=is_measured and not self._is_due(number))
         self.get_ready(number + 1)
+
+    def forget_own_time(self) -> None:
+        """Something else than the step was done: this rank says nothing of how long it took."""
+        if self.norms_before is not None:
+            self.norms_before.own_time.forget()
 
     def get_ready(self, number: int) -> None:
         """Sample the forward pass of a step, if it is to be sampled; that of embeddings always.
@@ -430,9 +450,9 @@ class Meter:
         samples = []
         if step_s is not None and self.ranks.world > 1:
             slowest = torch.full((1,), step_s, dtype=torch.float64, device=device)
-            samples.append(_Sample("step_s", slowest, _largest, lambda n: (("step_s",), n)))
+            samples.append(_Sample("step_s", slowest, largest, lambda n: (("step_s",), n)))
         if self._last_change is not None:
-            samples.append(_Sample("changes", self._last_change, _sum, self._weights.changes))
+            samples.append(_Sample("changes", self._last_change, summed, self._weights.changes))
         if self._sees_embeddings:
             samples += self._activation_samples(*self._embeddings.collect(), of=self._embeddings, slot="embeddings")
         if self._is_armed:
@@ -450,7 +470,7 @@ class Meter:
             samples += self._scale_samples() if self._has_scales else []
         if token_losses is not None:
             counts = token_loss_histogram(token_losses, token_losses != 0)  # ignored targets have a loss of 0
-            samples.append(_Sample("histogram", counts, _sum, lambda n: (("token_loss_histogram",), n)))
+            samples.append(_Sample("histogram", counts, summed, lambda n: (("token_loss_histogram",), n)))
         return samples
 
     @property
@@ -458,15 +478,28 @@ class Meter:
         """Whether there are scales of eight bits; of layers that not all ranks have they are not exchanged."""
         return self._scales.has_any and self.layout.are_alike
 
+    def _own_time(self) -> _Sample:
+        """How long this rank worked by itself, and now and then who takes longest."""
+        assert self.norms_before is not None
+        if self._own_times is None:
+            self._own_times = OwnTimes(self.layout.peers, self.device)
+        seconds = torch.full((1,), self.norms_before.own_time.seconds(), dtype=torch.float64, device=self.device)
+        return _Sample("own_s", seconds.nan_to_num(ABSENT), self._slowest, partial(block_if_any, FOUND))
+
+    def _slowest(self, times: Tensor) -> Tensor:
+        assert self._own_times is not None
+        self._own_times.add(times[:, 0])
+        return self._own_times.slowest() if self._own_times.is_due else times.new_zeros(0)
+
     def _sizes(self, number: int, gradients: Gradients | None, loss_scale: Tensor | None) -> list[_Sample]:
         """Weights, moments and gradients, as they are before the update."""
         self._measured = number
-        samples = [_Sample("norms", self._weights.before_update(), _sum, self._weights.norms)]
+        samples = [_Sample("norms", self._weights.before_update(), summed, self._weights.norms)]
         if gradients is not None:
             samples.append(self._group_norms(gradients))
         if loss_scale is not None and gradients is not None:
             share = underflow_share(gradients.tensors, loss_scale).reshape(1)
-            samples.append(_Sample("underflow", share, _mean, lambda n: (("underflow_share",), n)))
+            samples.append(_Sample("underflow", share, mean_of_sent, lambda n: (("underflow_share",), n)))
         return samples
 
     def _of_all_ranks(self, logged: Mapping[str, Number]) -> list[_Sample]:
@@ -480,7 +513,7 @@ class Meter:
             numbers = sent(torch.tensor(values + there, dtype=torch.float64), self.device)
         else:
             numbers = torch.zeros(2 * len(self._exchanged), dtype=torch.float64, device=self.device)
-        return [_Sample("logged", numbers, _sum, partial(_block_of_means, self._exchanged))]
+        return [_Sample("logged", numbers, summed, partial(block_of_means, self._exchanged))]
 
     def _activation_samples(
         self, names: tuple[str, ...], values: Tensor, *, of: ActivationSampler, slot: str
@@ -494,10 +527,10 @@ class Meter:
             values = torch.stack([by_name.get(name, absent).to(absent) for name in names]) if names else values
         norms = sum(name.startswith("activation_norm/") for name in names)
         kinds = (
-            (slot, names[:norms], values[:norms], _mean),
-            ("logits", names[norms:], values[norms:], _largest),
+            (slot, names[:norms], values[:norms], mean_of_sent),
+            ("logits", names[norms:], values[norms:], largest),
         )
-        return [_Sample(slot, part, together, partial(_block, some)) for slot, some, part, together in kinds if some]
+        return [_Sample(slot, part, together, partial(block, some)) for slot, some, part, together in kinds if some]
 
     def _scale_samples(self) -> list[_Sample]:
         """The scales of what is in eight bits: of several ranks the summaries alone."""
@@ -506,7 +539,7 @@ class Meter:
             if found is None:
                 return []
             tensors, numbers = found
-            return [_Sample("scales", numbers, _sum, partial(self._scales.named, tensors))]
+            return [_Sample("scales", numbers, summed, partial(self._scales.named, tensors))]
         absent = torch.full((len(low_precision.SUMMARIES),), ABSENT, device=self.device)
         numbers = absent if found is None else found[1][: len(absent)]
         return [_Sample("scales", numbers, low_precision.together, partial(self._scales.named, ()))]
@@ -518,14 +551,14 @@ class Meter:
         routed = self._routers.collect()
         self._routers_unseen = 0 if routed is not None or self.ranks.world > 1 else self._routers_unseen + 1
         if self.ranks.world == 1:
-            return [] if routed is None else [_Sample("routers", routed.numbers, _sum, routed.named)]
+            return [] if routed is None else [_Sample("routers", routed.numbers, summed, routed.named)]
         whole = self._routers.nothing(self.device)
         if routed is None or routed.sizes != whole.sizes:  # every rank sends as much
             routed = whole
         if routed.has_loads:
-            return [_Sample("routers", routed.numbers, _sum_of_sent, routed.named)]
+            return [_Sample("routers", routed.numbers, sum_of_sent, routed.named)]
         summaries = routed.summaries(routed.numbers).nan_to_num(nan=ABSENT)
-        return [_Sample("routers", summaries, _mean, routed.named_summaries)]
+        return [_Sample("routers", summaries, mean_of_sent, routed.named_summaries)]
 
     def _head_samples(self, number: int) -> list[_Sample]:
         """The largest logit of each head, over all ranks."""
@@ -539,7 +572,7 @@ class Meter:
             nothing = math.nan if self._heads.refused else -math.inf  # where one rank cannot, none does
             seen = torch.full((self._heads.size,), nothing, device=self.device)
         named = partial(self._heads.named, number)
-        return [_Sample("heads", seen, _largest, lambda numbers: (named, numbers))]
+        return [_Sample("heads", seen, largest, lambda numbers: (named, numbers))]
 
     def _sized_slots(self, model: nn.Module) -> dict[str, int]:
         """Number of places for each kind of signal: every row has the same length on every rank and step.
@@ -553,6 +586,7 @@ class Meter:
         experts = sum(size for _, size in self._routers.sizes) if self.layout.are_alike else 0
         return {
             "step_s": 1,
+            "own_s": 1,
             "changes": 1 + 2 * groups,
             "embeddings": len(self._names_of_all.get("embeddings", self._embeddings.names)),
             "activations": norms,
@@ -582,7 +616,7 @@ class Meter:
             self._groups_of, self._groups = gradients.names, groups
         names = tuple(f"grad_norm/{group}" for group in self._groups.names)
         squares = self._groups.sum_by_group(self._shares(gradients))
-        return _Sample("group_norms", squares, _sum, lambda total: (partial(_square_roots, names), total))
+        return _Sample("group_norms", squares, summed, lambda total: (partial(_square_roots, names), total))
 
     def _shares(self, gradients: Gradients) -> Tensor:
         """The square of each norm, divided among the ranks that hold the same gradient."""
@@ -642,42 +676,3 @@ def _agreed(step: int, names: tuple[str, ...], numbers: list[float]) -> dict[str
             "rank, from the same checkpoint"
         )
     return found
-
-
-def _block(names: tuple[str, ...], numbers: Tensor) -> Block:
-    return partial(_present, names), numbers
-
-
-def _present(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
-    """Signals that some rank has seen; NaN counts as seen."""
-    return {name: number for name, number in zip(names, numbers, strict=True) if number != ABSENT}
-
-
-def _block_of_means(names: tuple[str, ...], numbers: Tensor) -> Block:
-    return partial(_means, names), numbers
-
-
-def _means(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
-    """The means of what at least one rank has logged."""
-    sums, counts = numbers[: len(names)], numbers[len(names) :]
-    return {name: total / count for name, total, count in zip(names, sums, counts, strict=True) if count > 0}
-
-
-def _sum(rows: Tensor) -> Tensor:
-    return rows.sum(0)
-
-
-def _sum_of_sent(rows: Tensor) -> Tensor:
-    """The sum over ranks, of those that have sent anything."""
-    return torch.where(rows != ABSENT, rows, 0.0).sum(0)
-
-
-def _mean(rows: Tensor) -> Tensor:
-    """The mean over ranks that have a value."""
-    is_there = rows != ABSENT
-    count = is_there.sum(0)
-    return torch.where(count > 0, torch.where(is_there, rows, 0.0).sum(0) / count, ABSENT)
-
-
-def _largest(rows: Tensor) -> Tensor:
-    return rows.amax(0)

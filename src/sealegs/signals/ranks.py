@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sealegs.errors import RankMissing
 from sealegs.signals.collective import TIMEOUT_S, group_of_all, roll_call
 from sealegs.signals.groups import plain_name, sent
+from sealegs.signals.own_time import OwnTime
 
 # newer torch has new names: the old ones warn at every call
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -195,6 +196,8 @@ class NormsBefore:
 
     def __init__(self, model: nn.Module) -> None:
         self._squares: list[Tensor] = []
+        self.own_time = OwnTime(next((p.device for p in model.parameters()), torch.device("cpu")))
+        """How long this rank works until its gradients are ready, where a hook says when that is."""
         self.group: Any = None
         """The process group in which DDP exchanges gradients."""
         self.units: list[str] = []
@@ -248,6 +251,7 @@ def _reduce_noting(
     ranks, or five; sparse gradients it divides.
     """
     gradients, world = bucket.buffer(), norms.group.size()
+    norms.own_time.ready()
     norms.keep(gradients)
     if gradients.is_sparse:
         gradients.div_(world)
