@@ -104,12 +104,14 @@ def test_every_label_can_be_scored_and_a_repository_is_in_one_half(name: str, at
     assert len(halves) == len({repository for repository, _ in halves})
 
 
-def test_the_fresh_labels_are_of_repositories_that_no_rule_was_made_with() -> None:
+def test_the_fresh_labels_are_of_repositories_that_no_rule_before_was_made_with() -> None:
     fresh = Counter(row["source"].partition(":")[0] for row in labelled("fresh"))
     others = {row["source"].partition(":")[0] for name in ("kinds", "logs") for row in labelled(name)}
     assert fresh.keys().isdisjoint(others)
     assert max(fresh.values()) <= 2
-    assert {row["half"] for row in labelled("fresh")} == {"report"}
+    halves = {(row["source"].partition(":")[0], row["half"]) for row in labelled("fresh")}
+    assert len(halves) == len(fresh), "a repository is in one half"
+    assert {half for _, half in halves} == {"tune", "report"}
 
 
 @pytest.mark.parametrize("name", ["kinds", "logs", "fresh"])
