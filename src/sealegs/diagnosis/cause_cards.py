@@ -19,6 +19,7 @@ Situation: TypeAlias = Literal[
     "overflow",
     "resume",
     "plateau",
+    "turns",
     "stuck",
     "memory",
     "metric",

@@ -122,6 +122,8 @@ class Findings:
     """The reason for the verdict, in one sentence."""
     unlearned: str = ""
     """What says that nothing is learned, where nothing else is wrong with the loss."""
+    periodic: str = ""
+    """The period that explains all rises, where it is not known what repeats."""
     cleared: tuple[Incident, ...] = ()
     """Rises that would call for action, had they not been announced, or if more than the loss had risen."""
     notices: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, L
 from sealegs.diagnosis.curve.norm_leaps import norm_breaks, norm_leaps, norm_rise
 from sealegs.diagnosis.curve.repeated import without_repeats
 from sealegs.diagnosis.curve.rises import SMALLEST, heights_of, small_rises
-from sealegs.diagnosis.curve.saw_tooth import is_of_the_tooth, saw_tooth
+from sealegs.diagnosis.curve.saw_tooth import SawTooth, is_of_the_tooth, saw_tooth
 from sealegs.diagnosis.curve.stretches import (
     Stretch,
     flat,
@@ -123,7 +123,8 @@ def look(
     grave = [] if tooth else _grave(findings, curve, found)
     cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
     damage = [incident for incident in grave if incident not in cleared]
-    findings = replace(findings, cleared=cleared, unlearned=_unlearned(findings, curve))
+    periodic = str(tooth) if tooth is not None and not tooth.is_explained else ""
+    findings = replace(findings, cleared=cleared, unlearned=_unlearned(findings, curve), periodic=periodic)
     verdict, because = interventions.weighed(_verdict(findings, curve, found, damage, tooth), findings.done)
     if findings.standing and verdict == "healthy" and not known.loss_measures:
         because = ""  # how its first signals went is what stands
@@ -408,11 +409,11 @@ def _blind(findings: Findings) -> Problem | None:
     return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
 
 
-def _tooth_of_all(run: Run, curve: LossCurve, found: Sequence[Stretch]) -> str:
-    """The saw-tooth that all rises of a run are part of; empty if there is none."""
+def _tooth_of_all(run: Run, curve: LossCurve, found: Sequence[Stretch]) -> SawTooth | None:
+    """The saw-tooth that all rises of a run are part of, if there is one."""
     rises = [one for one in found if one.kind not in BENIGN]
     tooth = saw_tooth(run, curve) if rises else None
-    return str(tooth) if tooth is not None and is_of_the_tooth(curve, tooth, rises) else ""
+    return tooth if tooth is not None and is_of_the_tooth(curve, tooth, rises) else None
 
 
 def _is_nothing(run: Run, signal: str) -> bool:
@@ -438,7 +439,7 @@ def _is_no_worse(run: Run, incident: Incident) -> bool:
 
 
 def _verdict(
-    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident], tooth: str
+    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident], tooth: SawTooth | None
 ) -> tuple[Health, str]:
     run, incidents, blind = findings.run, findings.incidents, _blind(findings)
     if damage:
@@ -464,8 +465,8 @@ def _verdict(
         return "healthy", f"{_told(doubtful)}; but {NO_WORSE}"
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
-    if tooth:
-        return "healthy", f"what rises does so in each period: {tooth}"
+    if tooth is not None:
+        return "healthy" if tooth.is_explained else "watch", f"what rises does so in each period: {tooth}"
     if doubtful:
         changes = dict.fromkeys(why_cleared(findings, incident) for incident in findings.cleared)
         passed = [HELD] if any(one.is_held for one in found) else []

@@ -74,6 +74,11 @@ CHANGED_OR_DIVERGED = (
     "next time (`guard.announce`); if not, reload the last checkpoint before step {step}, halve the LR."
 )
 """The action where the loss rose and gradients did, too."""
+IN_TURNS = (
+    "Leave the weights alone, and find out what comes in turns: list the sources, the files and the learning rate over "
+    "two periods; shuffle the data across them if they are not meant to come so."
+)
+"""The action where all rises are those of a period."""
 LOOK_INTO = "Look into what the loss does not show: {text}."
 """The action where a finding beside the loss stands."""
 SPLITS = (
@@ -218,11 +223,13 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
     """What the run shows that needs a cause."""
     if facts.is_nonfinite:
         yield "nonfinite"
-    if facts.leaps:
+    if facts.findings.periodic:
+        yield "turns"
+    elif facts.leaps:
         yield "spike"
         if facts.persists:
             yield "elevation"
-    if "drift" in facts.kinds:
+    if "drift" in facts.kinds and not facts.findings.periodic:
         yield "drift"
     if (
         "overflow" in facts.kinds
@@ -338,6 +345,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
             return f"Leave it: {change}."
         has_grown = gradients_have_grown(facts.findings, rise)
         return (CHANGED_OR_DIVERGED if has_grown else CHANGED).format(step=rise.start)
+    if facts.findings.verdict == "watch" and facts.findings.periodic:
+        return IN_TURNS
     top = likely[0]
     if facts.findings.verdict == "healthy" and "metric" in top.card.explains and not _in_two_units(facts):
         return "Leave it: nothing asks for an action; what is logged could show more, as told below."

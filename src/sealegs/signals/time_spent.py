@@ -21,8 +21,8 @@ from sealegs.vocabulary import Row
 Part: TypeAlias = Literal[
     "signals", "verdicts", "snapshots", "copies", "checkpoints", "probes", "recovery", "own", "paused"
 ]
-"""What time is charged to. ``own`` is what the loop would do without a guard, ``paused`` what is no training, ``copies``
-what of snapshots is not of every step."""
+"""What time is charged to. ``own`` is what the loop would do without a guard, ``paused`` what is no training, and
+``copies`` what of snapshots is not of every step."""
 _EACH_STEP = frozenset(("signals", "verdicts", "snapshots", "own"))
 _EVERY = 7
 """On a GPU, steps from one that is timed to the next. Steps are sampled every tenth, mostly: it meets one in ten."""

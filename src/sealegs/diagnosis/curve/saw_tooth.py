@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sealegs.diagnosis.curve.epochs import boundaries
-from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside
+from sealegs.diagnosis.curve.periodic import period_of
 from sealegs.diagnosis.curve.rises import heights_of
 from sealegs.diagnosis.curve.stretches import Stretch
 from sealegs.record.manifest import dotted
@@ -28,6 +29,11 @@ CYCLES, FORETOLD = 4, 0.2
 """Fewest periods of sorted batches, and the share of the rows' variance that the mean of the others must foretell."""
 SLACK = 1.1
 """Times the usual range of a period, in the logarithm, that a rise may have and be one of them."""
+OF_THE_RATE = "so does the learning rate"
+SAME = 0.05
+"""Share by which two periods may differ and be the same."""
+TYPICAL = (0.1, 0.9)
+"""Quantiles between which the height of a rise is measured where only the curve says that it repeats itself."""
 OF_SHIFTS = ("spike", "level_shift")
 """Kinds of incidents that a saw-tooth can look like."""
 
@@ -41,10 +47,18 @@ class SawTooth:
     amplitude: float
     """From the lowest to the highest of a period, in the logarithm of the loss."""
     why: str
+    height: float | None = None
+    """The amplitude without the noise, of a period that was found in the curve alone: it is not known what repeats."""
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether it is known what repeats."""
+        return self.height is None
 
     def __str__(self) -> str:
         """``the loss goes up and down by 40% in each 50 steps: group_by_length sorts batches by length``"""
-        return f"the loss goes up and down by {math.expm1(self.amplitude):.0%} in each {self.period} steps: {self.why}"
+        height = self.amplitude if self.height is None else self.height
+        return f"the loss goes up and down by {math.expm1(height):.0%} in each {self.period} steps: {self.why}"
 
 
 def saw_tooth(run: Run, curve: LossCurve) -> SawTooth | None:
@@ -63,16 +77,34 @@ def saw_tooth(run: Run, curve: LossCurve) -> SawTooth | None:
     if _groups_by_length(run) and _is_foretold(heights, period):
         why = "group_by_length sorts batches by length"
         return SawTooth(period * curve.interval, _amplitude(heights, period), why)
+    if (found := period_of(heights)) is not None:
+        rows_of = round(found.rows)
+        why = _of_what(run, curve, rows, found.rows)
+        return SawTooth(rows_of * curve.interval, _amplitude(heights, rows_of), why, found.height)
     return None
+
+
+def _of_what(run: Run, curve: LossCurve, rows: Indices, period: float) -> str:
+    """What has the same period, as far as the log tells."""
+    rates = beside(run, curve, "lr")[rows]
+    of_rate = period_of(np.log(rates)) if np.isfinite(rates).all() and (rates > 0).all() else None
+    if of_rate is not None and abs(of_rate.rows / period - 1) < SAME:
+        return OF_THE_RATE
+    return "something comes in turns, such as data that is not shuffled, sources or a curriculum"
 
 
 def is_of_the_tooth(curve: LossCurve, tooth: SawTooth, found: Sequence[Stretch]) -> bool:
     """Whether all of several rises are no higher than those of every period."""
     for one in found:
+        kinds = OF_SHIFTS if tooth.is_explained else (*OF_SHIFTS, "drift")
+        if one.kind not in kinds:
+            return False
         inside = curve.losses[one.first : one.last + 1]
         before = curve.finite_before(one.first, tooth.period // curve.interval)
-        low, high = np.nanmin(before) if len(before) else math.nan, np.nanmax(inside)
-        if one.kind not in OF_SHIFTS or not 0 < high <= low * math.exp(SLACK * tooth.amplitude):
+        lowest, highest = (0.0, 1.0) if tooth.is_explained else TYPICAL
+        low = np.nanquantile(before, lowest) if len(before) else math.nan
+        high = np.nanquantile(inside, highest)
+        if not 0 < high <= low * math.exp(SLACK * tooth.amplitude):
             return False
     return True
 

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 
+from sealegs.diagnosis.curve.saw_tooth import OF_THE_RATE
 from sealegs.diagnosis.facts import LEAPS, LIMITS, NEAR, SOON, Against, Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, so, unlogged
 
@@ -260,6 +261,12 @@ def _rows_above(facts: Facts) -> int:
     places = np.flatnonzero(calm)
     places = places[places > first]
     return int(places[0]) if len(places) else len(values)
+
+
+def comes_in_turns(facts: Facts) -> Sign:
+    """All that rises does so with a fixed period, and the learning rate has none."""
+    periodic = facts.findings.periodic
+    return so(bool(periodic) and OF_THE_RATE not in periodic, f"panel 1: {periodic}")
 
 
 def _gradient(facts: Facts) -> Against | Sign:

@@ -11,7 +11,7 @@ SOURCES: Mapping[str, str] = {
     "nonfinite-stays nonfinite-passes nonfinite-from-the-start nonfinite-before-any-update loss-infinite "
     "leaps-with-resume leaps-after-resume goes-on-from-earlier flat-from-the-start stuck-at-uniform "
     "back-at-the-start back-for-long exactly-zero multiple-of-uniform level-shifts is-flat loss-hovers "
-    "ends-next-to-nothing "
+    "ends-next-to-nothing comes-in-turns "
     "loss-turns-with-lr lower-after-resume lower-after-each-resume starts-above-uniform starts-far-above-uniform "
     "metric-doubtful",
     "gradient norm": "gradient-many-fold gradient-calm gradient-as-before gradient-ramps gradient-alone gradients-grow "

@@ -165,7 +165,7 @@ def _cause(diagnosis: Diagnosis, number: int, each: Hypothesis) -> list[str]:
 def _more(diagnosis: Diagnosis, left_out: Sequence[Block]) -> str:
     """What else there is, as far as it fits on a line."""
     more = len(diagnosis.findings.incidents) - SHOWN_INCIDENTS
-    parts = [f"{more:,} incidents"] if more > 0 else []
+    parts = [f"{more:,} incident{'s' if more > 1 else ''}"] if more > 0 else []
     parts += dict.fromkeys(block.title.partition(",")[0].lower() for block in left_out if block.title != "Incidents")
     rest = "the decision tree, and what each word means"
     while parts:
