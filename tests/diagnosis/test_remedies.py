@@ -235,3 +235,26 @@ def test_a_rare_token_is_ruled_out_by_gradients_that_would_have_shown_it(
     found = diagnosed(tmp_path, signals={"loss": leap, "grad_norm": norm})
     out = {it.cause for it in found.hypotheses if it.grade == "ruled out"}
     assert ("long-tail-token" in out) is is_ruled_out
+
+
+@pytest.mark.parametrize("value", ["inf", "NaN"])
+@pytest.mark.parametrize(("settings", "cause"), [
+    ({}, None),
+    ({"model": {"naive_log_loss": True}}, "log-of-zero"),
+    ({"model": {"naive_softmax": True}}, "softmax-overflow"),
+])  # fmt: skip
+def test_log_of_zero_and_logits_that_overflow_are_told_apart_or_both_named(
+    value: str, settings: dict[str, Any], cause: str | None, tmp_path: Path
+) -> None:
+    """An infinite loss comes from a probability of 0, and from logits beyond the range of exp as well."""
+    signals = {"loss": CALM | {"set": [[400, 400, value], [401, 600, "NaN"]]}, "grad_norm": NORM}
+    signals["grad_norm"] = NORM | {"set": [[400, 600, "NaN"]]}
+    found = diagnosed(tmp_path, signals=signals, settings=settings, dtype="bf16")
+    likely = [it.cause for it in found.hypotheses if it.grade != "ruled out"]
+    assert {"log-of-zero", "softmax-overflow"} <= set(likely)
+    grades = {it.cause: it.grade for it in found.hypotheses}
+    if cause is not None:
+        assert (likely[0], grades[cause]) == (cause, "supported")
+    else:
+        assert {grades["log-of-zero"], grades["softmax-overflow"]} == {"hypothesis"}
+        assert value == "NaN" or "logits that are not finite have overflowed" in found.first_action

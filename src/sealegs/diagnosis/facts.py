@@ -18,6 +18,7 @@ from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve
 from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
 from sealegs.diagnosis.curve.norm_leaps import norm_rise
 from sealegs.diagnosis.curve.stretches import hidden
+from sealegs.diagnosis.curve.warm_up_again import WarmUpAgain, warm_up_again
 from sealegs.diagnosis.incident_order import NUMERIC, gravity
 from sealegs.diagnosis.lines import KnownLine, known_lines
 from sealegs.diagnosis.settings import Known, known_of
@@ -522,6 +523,12 @@ class Facts:
         begun = int(steps[NEAR]) if len(steps) > NEAR else math.inf  # in its first rows a rate has nothing to jump from
         first, last = max(self.onset - 2 * NEAR * self.stride, begun), self.onset + 2 * self.stride
         return next((jump for jump in self.lr_jumps if first <= jump.step <= last and jump.after > jump.before), None)
+
+    @cached_property
+    def warm_up_again(self) -> WarmUpAgain | None:
+        """A warm-up in the middle of the run that nobody asked for."""
+        asked = (event.detail.get("to_step", event.step) for event in self.run.events if event.kind == "intervention")
+        return warm_up_again(*self.series("lr").finite, asked_at=asked)
 
     # The slow window
 

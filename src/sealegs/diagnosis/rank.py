@@ -135,7 +135,10 @@ def diagnose(
     if findings.verdict in ("healthy", "unknown") and (end := _end(facts)):
         because = f"{end}; before it, {findings.because}"
         findings = replace(findings, verdict="watch", because=because)
-    told = [one for one in findings.standing if one.text not in findings.because]
+    told = [one.text for one in findings.standing if one.text not in findings.because]
+    again = facts.warm_up_again
+    if again is not None and not registry.SIGNS["warm-up-begins-again"](facts).holds:  # it is no cause of the incident
+        told.append(str(again))
     compared = how_the_rules_differ(facts)
     missing = (name for item in weighed[:3] for name in item.hypothesis.missing if item.grade != "ruled out")
     return Diagnosis(
@@ -152,7 +155,7 @@ def diagnose(
         ),
         rules=rules,
         mapping=dict(mapping or {}),
-        remarks=(*remarks, *(one.text for one in told), *findings.notices, compared),
+        remarks=(*remarks, *told, *findings.notices, compared),
         compared=compared,
         lines=tuple(line.told(facts.last) for line in facts.lines),
         settings=tuple(f"{one.grade} {one.code}: {one.text}" for one in findings.advised),
@@ -239,7 +242,12 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
     ):
         yield "overflow"
     measures = facts.findings.kind.loss_measures
-    unrestored = ("lr-not-restored", "scale-begins-again", *(("lower-after-resume",) if measures else ()))
+    unrestored = (
+        "lr-not-restored",
+        "warm-up-begins-again",
+        "scale-begins-again",
+        *(("lower-after-resume",) if measures else ()),
+    )
     if facts.resumed_before is not None or any(said[name].holds for name in unrestored):
         yield "resume"
     if "plateau" in facts.kinds:

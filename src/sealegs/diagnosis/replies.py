@@ -159,21 +159,17 @@ def _leap_before_nan(facts: Facts) -> Sign:
     return NOT_ASKED if is_long_over else state.weights_leap(facts)
 
 
-def is_log_of_zero(facts: Facts) -> bool:
-    """Whether the loss is inf, or written so that it can be, unless the settings say that it is log_softmax(x)."""
-    sound = signs_of_settings.log_loss_sound(facts).holds
-    is_naive = signs_of_settings.log_loss_naive(facts).holds
-    return bool(is_naive or (signs_of_numbers.loss_infinite(facts).holds and not sound))
-
-
 def fix_of_nan(facts: Facts) -> Reply:
     """Question 1.4: the fix for a NaN."""
     if (leap := _leap_before_nan(facts)).holds:
         return Reply("go back to before the weights leapt", leap.text)
     if signs_of_numbers.infinite_in_embedding(facts).holds:
         return Reply("clip gradients by value at 100", "the embedding's gradient is infinite")
-    if is_log_of_zero(facts):
-        return Reply("log_softmax(x) instead of log(softmax(x))", "the loss is inf: the log of a zero")
+    if signs_of_settings.log_loss_naive(facts).holds:
+        return Reply("log_softmax(x) instead of log(softmax(x))", "written so the loss can be the log of a zero")
+    if signs_of_numbers.loss_infinite(facts).holds and not signs_of_settings.log_loss_sound(facts).holds:
+        both = "the loss is inf: the log of a zero, or logits that overflowed"
+        return Reply("look at logits and probabilities of that batch", both)
     if signs_of_settings.eps_zero(facts).holds:
         return Reply("norm eps 1e-6", "a row of zeros is 0/0 without it")
     if signs_of_settings.softmax_naive(facts).holds or signs_of_numbers.logits_over_exp(facts).holds:

@@ -16,7 +16,7 @@ from sealegs.incidents import Incident
 from sealegs.printable import printable, visible
 from sealegs.report.commands.check import VERDICTS, headline, page, whole, why
 from sealegs.report.commands.explain import explained
-from sealegs.report.panel_names import TITLES
+from sealegs.report.panel_names import TITLES, with_panel_names
 
 Floats = NDArray[np.float64]
 DRAWN = (("loss", 1, 260), ("grad_norm", 3, 130), ("lr", 2, 90))
@@ -60,7 +60,7 @@ def html_page(diagnosis: Diagnosis) -> str:
     """The page of a diagnosis."""
     shown: Diagnosis = printable(diagnosis)
     found = shown.findings
-    verdict = f"{VERDICTS[found.verdict]}: {found.because}"
+    verdict = f"{VERDICTS[found.verdict]}: {with_panel_names(found.because)}"
     text = page(shown).split("\n")[len(headline(shown)) : -2]  # the last line names a flag of the command
     everything = [*whole(shown).split("\n"), *explained(shown).split("\n")]
     parts = [

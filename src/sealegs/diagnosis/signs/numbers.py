@@ -203,6 +203,14 @@ def loss_first(facts: Facts) -> Sign:
     return so(norm is None or loss <= norm, text)
 
 
+def forward_breaks(facts: Facts) -> Sign:
+    """The loss is the first that is not finite, after usual rows: the end of the forward pass overflowed, or a
+    probability was 0."""
+    if not loss_first(facts).holds or not came_suddenly(facts).holds:
+        return NOT_ASKED
+    return so(True, "panel 1: the loss is the first that is not finite, and all was as usual up to the row before")
+
+
 def came_suddenly(facts: Facts) -> Sign:
     """Loss and gradient norm were as usual up to the row before."""
     if not facts.is_nonfinite or facts.focus is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sealegs.diagnosis.curve.rises import stretches
-from sealegs.diagnosis.facts import LEAD, NEAR, USUAL, Against, Facts, Series
+from sealegs.diagnosis.facts import LEAD, NEAR, SOON, USUAL, Against, Facts, Series
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 
 UNEXPLAINED = 5.0
@@ -151,6 +151,18 @@ def lr_not_restored(facts: Facts) -> Sign:
     if treated:
         return so(False, f"panel 2: {treated[0].text}: a treatment, no loss of state")
     return so(False, "panel 2: LR goes on after the resume as before")
+
+
+def warm_up_begins_again(facts: Facts) -> Sign:
+    """The learning rate falls to next to nothing in the middle of the run and climbs again; the trouble, where there is
+    one, comes while it climbs or soon after."""
+    if facts.series("lr").is_empty:
+        return unlogged("lr")
+    again = facts.warm_up_again
+    if again is None:
+        return so(False, "")
+    is_apart = facts.focus is not None and not again.step <= facts.onset <= again.last + SOON * facts.stride
+    return NOT_ASKED if is_apart else so(True, f"panel 2: {again}")
 
 
 def lr_rises(facts: Facts) -> Sign:

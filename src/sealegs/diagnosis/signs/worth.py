@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 SOURCES: Mapping[str, str] = {
     "loss": "back-at-once burst-of-rows goes-on-rising heals-slowly is-young leaps-recur came-suddenly "
-    "nonfinite-stays nonfinite-passes nonfinite-from-the-start nonfinite-before-any-update loss-infinite "
+    "forward-breaks nonfinite-stays nonfinite-passes nonfinite-from-the-start nonfinite-before-any-update "
+    "loss-infinite "
     "leaps-with-resume leaps-after-resume goes-on-from-earlier flat-from-the-start stuck-at-uniform "
     "back-at-the-start back-for-long exactly-zero multiple-of-uniform level-shifts is-flat loss-hovers "
     "ends-next-to-nothing comes-in-turns "
@@ -22,7 +23,7 @@ SOURCES: Mapping[str, str] = {
     "gradients by rank": "one-rank-stands-out one-rank-leaps-alone",
     "learning rate": "lr-jumps lr-smooth lr-restarts lr-not-restored lr-rises lr-rises-throughout "
     "lr-rises-as-a-cosine lr-falls-then-rises lr-near-peak lr-ends-early warm-up-outlasts-the-run no-warm-up "
-    "rate-is-tiny warmup-just-over step-size-jumps",
+    "warm-up-begins-again rate-is-tiny warmup-just-over step-size-jumps",
     "updates": "updates-leap updates-outgrow",
     "moments": "moments-dropped moments-kept second-moment-leaps",
     "weights": "weights-stand-still weights-grow weights-shrink weights-halved weights-leap weights-grow-on "
@@ -64,6 +65,7 @@ SOURCES: Mapping[str, str] = {
 """The signs that are read off each signal, beside the loss that says where to look."""
 
 SYMPTOMS = (
+    "loss-infinite forward-breaks "
     "ends-next-to-nothing back-at-once goes-on-rising heals-slowly is-young leaps-recur came-suddenly level-shifts "
     "nonfinite-stays nonfinite-passes nonfinite-from-the-start is-flat flat-from-the-start back-at-the-start "
     "leaps-with-resume leaps-after-resume lower-after-resume resumed-before parts-restored gradient-many-fold "

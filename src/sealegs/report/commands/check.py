@@ -69,7 +69,7 @@ def page(diagnosis: Diagnosis) -> str:
 def headline(diagnosis: Diagnosis) -> list[str]:
     """The verdict, the first action and the reason, each a line where it can be."""
     found = diagnosis.findings
-    lines = _cut(_wrapped(f"{VERDICTS[found.verdict]}: {found.because}", "", "  "), 3)
+    lines = _cut(_wrapped(f"{VERDICTS[found.verdict]}: {with_panel_names(found.because)}", "", "  "), 3)
     lines += _wrapped(f"First action: {diagnosis.first_action}", "", "  ")
     return lines + _cut(_wrapped(why(diagnosis), "", "  "), 2)
 
