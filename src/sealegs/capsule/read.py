@@ -127,7 +127,10 @@ def incident_folder(run: Path, number: int | None) -> Path:
             f"{run}: it has no incidents, but a step that was not finite: sealegs locate {run}@{steps[-1]}"
         )
     if not there:
-        raise SourceError(f"{run}: it has no incidents with a capsule; give the guard a playbook, observe() for none")
+        raise SourceError(
+            f"{run}: it has no incidents with a capsule; a guard with a playbook keeps one of each incident, and with "
+            "Playbook.observe() does so without rolling anything back"
+        )
     if number is not None and number not in there:
         raise SourceError(f"{run}#{number}: no such incident; there are {', '.join(map(str, there))}")
     return folder / str(there[-1] if number is None else number)

@@ -12,7 +12,7 @@ from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import open_run
 from sealegs.record.stability_tax import tax_of
 from sealegs.report.commands.interventions import interventions, page, rescaled
-from sealegs.report.event_text import remarkable
+from sealegs.report.event_text import OBSERVES, is_observing, remarkable
 from sealegs.report.stability import told_of_tax
 
 DESCRIPTION = """\
@@ -53,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     elif not of_heads:
         skips = len(skipped_steps(run.events))
         what = f"{skips:,} skipped {'step' if skips == 1 else 'steps'}, and nothing else" if skips else "nothing"
-        say(f"{run.folder}: {what} was done to this run")
+        playbooks = [event.detail.get("playbook") for event in run.events if event.kind == "guard"]
+        why = f": {OBSERVES}" if is_observing(playbooks) else ""
+        say(f"{run.folder}: {what} was done to this run{why}")
     for sentence in of_heads:
         say(sentence)
     for event in run.events:  # not to act is a decision, too

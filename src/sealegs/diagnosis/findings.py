@@ -620,12 +620,12 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
     tooth = saw_tooth(run, curve)
     slow = (
         norm_breaks(run, curve, spans),
-        None if tooth is None else str(tooth),
         learns_by_heart(run, curve),
         None if incidents else norm_rise(run, curve),
         constant_scale(run),
         stalls(run),
         _small_rise(curve, spans),
+        None if tooth is None else str(tooth),
     )
     return (*leapt, *(text for text in slow if text))
 

@@ -453,7 +453,9 @@ def how_the_rules_differ(facts: Facts) -> str:
 def _counted(found: Sequence[int]) -> str:
     steps = [str(step) for step in found]
     more = ", ..." if len(steps) > 5 else ""
-    return f"{len(steps)} incidents" + (f" (at {', '.join(steps[:5])}{more})" if steps else "")
+    return f"{len(steps)} incident{'' if len(steps) == 1 else 's'}" + (
+        f" (at {', '.join(steps[:5])}{more})" if steps else ""
+    )
 
 
 def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:

@@ -1,10 +1,22 @@
 """The sentences about events that a person should read; standard library only, for terminals, pages and trackers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sealegs.printable import printable
 from sealegs.vocabulary import Event
+
+OBSERVING = "observe"
+"""The name of a playbook without rungs, as guard events have it."""
+OBSERVES = (
+    "its playbook observes (`Playbook.observe()`): it skips rejected updates, keeps capsules and halts, and never "
+    "rolls back, lowers a rate or takes data out"
+)
+
+
+def is_observing(playbooks: Sequence[Any]) -> bool:
+    """Whether the newest of the playbooks that guard events name takes no action."""
+    return playbooks[-1:] == [OBSERVING]
 
 
 def remarkable(event: Event) -> str | None:

@@ -472,6 +472,18 @@ def test_downtime_is_the_gap_before_a_resume_within_the_incident() -> None:
     assert cost(found, MANIFEST, [{"kind": "resume", "step": 90, "time": 50.5}]).downtime_s == 0.0
 
 
+@pytest.mark.parametrize("playbook", [None, "standard", "observe"])
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_what_a_playbook_that_observes_did_not_do_was_not_to_be_done(playbook: str | None, is_skipped: bool) -> None:
+    rows = [row(step, 7.0 if 100 <= step < 103 else 2.0) for step in range(700)]
+    guard = {"kind": "guard", "step": 0, "playbook": playbook}
+    alarm = {"kind": "alarm", "step": 100, "incident": 3, "acted": is_skipped, "skipped_in_a_row": int(is_skipped)}
+    document = draft(MANIFEST, {**INCIDENT, "end": 103, "peak": 100}, rows, [guard, alarm])
+    told = " ".join(document.recovery)
+    assert ("its playbook observes" in told) == (playbook == "observe")
+    assert ("skipped 1 updates" in told) == is_skipped
+
+
 def test_what_came_after_an_incident_that_no_event_closed_is_not_its_own() -> None:
     """Without a playbook nothing closes an incident: a later skip, or a halt in shadow mode, is of another one."""
     rows = [row(step, 7.0 if 100 <= step < 103 else 2.0) for step in range(700)]

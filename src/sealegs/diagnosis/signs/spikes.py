@@ -90,9 +90,9 @@ def back_at_once(facts: Facts) -> Sign:
     if not facts.leaps or facts.focus is None or not math.isfinite(facts.focus.limit):
         return NOT_ASKED
     rows = _rows_above(facts)
-    return so(
-        rows <= 3 and facts.is_over and not facts.persists, f"panel 1: {rows} rows out of the usual, then as before"
-    )
+    counted = "1 row" if rows == 1 else f"{rows} rows"
+    is_back = rows <= 3 and facts.is_over and not facts.persists
+    return so(is_back, f"panel 1: {counted} out of the usual, then as before")
 
 
 def burst_of_rows(facts: Facts) -> Sign:

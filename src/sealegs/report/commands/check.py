@@ -303,7 +303,9 @@ def deeds(done: Done | None) -> list[str]:
             f"{done.not_acted:,} step{several} rejected, and nothing acted on it: in shadow mode, or by a watch."
         )
     if done.interventions:
-        told.append(f"Interventions: {done.interventions} ({_listed(done.actions)}); {_listed(done.outcomes)}.")
+        actions = f" ({_listed(done.actions)})" if done.actions else ""  # a start from scratch has none
+        outcomes = f"; {_listed(done.outcomes)}" if done.outcomes else ""
+        told.append(f"Interventions: {done.interventions}{actions}{outcomes}.")
         told += [f"{change[:1].upper()}{change[1:]}." for change in done.changes]
     return told
 

@@ -72,7 +72,8 @@ def described(panel: Panel, page: Page) -> str:
 
 def wanted(panel: Panel) -> str:
     """The signals that would fill an empty panel."""
-    texts = [f"`{name}` ({MEANINGS.get(name.partition('/')[0], '')})" for name in panel.missing]
+    meanings = ((name, MEANINGS.get(name.partition("/")[0])) for name in panel.missing)
+    texts = [f"`{name}` ({meaning})" if meaning else f"`{name}`" for name, meaning in meanings]
     beginning = "No data. This panel is filled by" if panel.is_empty else "Not logged:"
     said = [f"{beginning} {'; '.join(texts)}."] if texts else []
     if panel.not_drawn:

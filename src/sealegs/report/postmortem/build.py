@@ -253,7 +253,8 @@ def _how_to_replay(case: Case) -> str:
     if case.has_capsule:
         return f"run `sealegs replay {case.name}`"
     return (
-        "this incident left no capsule to run again; a guard with a playbook (`observe()` does nothing else) leaves one"
+        "this incident left no capsule to run again; a guard with a playbook leaves one, `Playbook.observe()` without "
+        "acting on it"
     )
 
 

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from sealegs.report.event_text import OBSERVES, is_observing
 from sealegs.report.postmortem.numbers import BASELINE, Met, Plain, finite
 from sealegs.report.postmortem.values import Cost
 
@@ -30,7 +31,11 @@ def recovery(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
         text = f"{text}{changed}" if event.get("acted") else f"none (shadow mode); it would have been: {text}"
         lines.append(f"step {event['step']}, by {event.get('decided_by', 'somebody')}: {text}")
     lines += [str(event.get("text", "")) for event in during(met, events) if event["kind"] == "counted-back"]
-    return tuple(lines) or ("none: no update was skipped, and nothing else was done",)
+    observes = is_observing([event.get("playbook") for event in events if event["kind"] == "guard"])
+    if not lines:
+        why = f"; {OBSERVES}" if observes else ""
+        return (f"none: no update was skipped, and nothing else was done{why}",)
+    return (*lines, *([f"nothing else was to be done: {OBSERVES}"] if observes else []))
 
 
 def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
