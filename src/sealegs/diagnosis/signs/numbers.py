@@ -206,9 +206,10 @@ def loss_first(facts: Facts) -> Sign:
 def forward_breaks(facts: Facts) -> Sign:
     """The loss is the first that is not finite, after usual rows: the end of the forward pass overflowed, or a
     probability was 0."""
-    if not loss_first(facts).holds or not came_suddenly(facts).holds:
+    first = loss_first(facts)
+    if not first.holds or not came_suddenly(facts).holds:
         return NOT_ASKED
-    return so(True, "panel 1: the loss is the first that is not finite, and all was as usual up to the row before")
+    return so(True, f"{first.text}, and all was as usual up to the row before")
 
 
 def came_suddenly(facts: Facts) -> Sign:
