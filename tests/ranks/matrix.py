@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import AdamW
 
 import sealegs
+from sealegs.errors import ConfigError
 from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.playbook import CopyMajority, Rung, Trigger
 from sealegs.signals import meter
@@ -363,13 +364,32 @@ def differing(model: nn.Module, damaged: set[int], folder: Path, rank: int) -> d
     return {"digests": digests, "error": error}
 
 
+def refusals(out: Path, rank: int) -> list[str]:
+    """What is said of checkpoints that cannot hold a model, and of a step without any loss."""
+    said = []
+    stage = pipeline_fsdp2(rank).model
+    try:
+        sealegs.Guard(stage, AdamW(stage.parameters()), run=out / "refused", checkpoint_every=5)
+    except ConfigError as error:
+        said.append(str(error))
+    model = ddp(rank).model
+    with sealegs.Guard(model, AdamW(model.parameters()), run=None) as guard:
+        model(global_batch(0)[0]).square().mean().backward()
+        try:
+            guard.step(None)
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
 def main(out: Path, names: list[str]) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert world == WORLD
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
     cases = {name: CASES[name] for name in names or CASES}
-    saw = {name: run(case.part(rank), out / name, rank) for name, case in cases.items()}
+    saw: dict[str, Any] = {name: run(case.part(rank), out / name, rank) for name, case in cases.items()}
     if not names:
+        saw["refused"] = refusals(out, rank)
         saw["one of four"] = differing(ddp(rank).model, {2}, out / "one of four", rank)
         saw["two of four"] = differing(ddp(rank).model, {2, 3}, out / "two of four", rank)
     (out / f"{rank}.json").write_text(json.dumps(saw))

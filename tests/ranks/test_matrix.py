@@ -124,3 +124,11 @@ def test_where_no_majority_holds_the_same_nothing_is_copied_and_the_run_halts(la
     assert digests[0] == digests[1] != digests[2] == digests[3]
     (passed,) = [event for event in sealegs.open_run(out / "two of four").events if event.kind == "rung-passed-over"]
     assert "of ranks 0, 1, 2, 3 no majority holds the same" in passed.detail["reason"]
+
+
+def test_checkpoints_that_cannot_hold_a_model_and_steps_without_any_loss_are_refused(launched: Launched) -> None:
+    for of_rank in launched[1]:
+        checkpoints, loss = of_rank["refused"]
+        assert checkpoints.startswith("checkpoint_every=5: ranks hold different tensors, of the same name")
+        assert checkpoints.endswith("write checkpoints of your own with guard.state_dict() in them")
+        assert loss == "step 0: loss=None on every rank: give it on those with the last stage of the pipeline"

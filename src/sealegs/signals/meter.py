@@ -667,9 +667,7 @@ def _agreed(step: int, names: tuple[str, ...], numbers: list[float]) -> dict[str
     differ."""
     found = dict(zip(names, numbers, strict=True))
     if not found.pop("losses"):
-        raise ConfigError(
-            f"step {step}: loss=None on every rank: those with the last stage of a pipeline give the loss"
-        )
+        raise ConfigError(f"step {step}: loss=None on every rank: give it on those with the last stage of the pipeline")
     if apart := found.pop("steps_apart"):
         raise ConfigError(
             f"step {step}: the guards of the ranks are {apart:.0f} steps apart; restore the guard's state on every "
