@@ -1,5 +1,7 @@
 """A run in which nothing is learned is not healthy, however short its log; one that learns is."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.diagnosis.test_findings import Floats, falling, noise, run
@@ -10,7 +12,7 @@ from sealegs.diagnosis.rank import diagnose
 GUESS = float(np.log(50_257))
 
 
-def action(losses: Floats, **more: Floats) -> str:
+def action(losses: Floats, **more: Any) -> str:
     return diagnose(look(run(losses, **more)), source="log", format="log").first_action
 
 
@@ -37,7 +39,7 @@ def test_a_log_that_goes_on_from_an_earlier_one_and_a_policy_may_be_level() -> N
     level = 2 + 0.05 * noise("normal", 60, 0)
     assert look(run(level, steps=np.arange(90_000.0, 90_060.0))).verdict == "healthy"
     rewards = np.linspace(0, 1, 60) + 0.05 * noise("normal", 60, 1)
-    of_policy = {"reward": rewards, "policy_entropy": np.ones(60) + 0.01 * noise("normal", 60, 2)}
+    of_policy: dict[str, Any] = {"reward": rewards, "policy_entropy": np.ones(60) + 0.01 * noise("normal", 60, 2)}
     assert "not fallen" not in look(run(0.05 * noise("normal", 60, 0), **of_policy)).because
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sealegs.signals import cuda_graphs
 from sealegs.signals.cuda_graphs import EAGER_USES, GraphCapturer, GraphedFunction, layout
+from sealegs.signals.layout import Layout
 from sealegs.signals.norms import GradientReader
 from sealegs.signals.tensor_norms import lengths
 from sealegs.signals.weights import WeightSampler
@@ -53,12 +54,13 @@ class Training:
     def __init__(self, world: int = 1) -> None:
         torch.manual_seed(0)
         self.model = Model().cuda()
+        layout = Layout(world=world)
         self.model.gappy.data = torch.randn(64, 128, device="cuda")[:, :64] / 8
         trained = [p for name, p in self.model.named_parameters() if not name.startswith(("added", "gappy"))]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
         self.plain = torch.optim.SGD([self.model.gappy], lr=1e-3)  # a fused one takes no gaps
-        self.sampler = WeightSampler(self.model, [self.optimizer, self.plain], world=world)
-        self.eager = WeightSampler(self.model, [self.optimizer, self.plain], world=world)
+        self.sampler = WeightSampler(self.model, [self.optimizer, self.plain], layout=layout)
+        self.eager = WeightSampler(self.model, [self.optimizer, self.plain], layout=layout)
         self.eager._recorder.failure = "to compare with"
         self.results: list[tuple[Tensor, Tensor]] = []
 
