@@ -384,7 +384,7 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     if top.grade == "hypothesis":
         parts += [ending] if ending and asks else []
         signals = f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
-        if not asks and top.card.name == "unknown":  # nobody runs it again to find out
+        if not asks and (top.card.name == "unknown" or facts.is_held):  # nobody runs it again to find out
             so_far = f"Leave it, {past}" if past else "Leave it for now, and look again in 200 steps"
             return f"{so_far}; to know more the next time, {signals}."
         test = top.hypothesis.next_test or signals
