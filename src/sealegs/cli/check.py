@@ -117,7 +117,7 @@ def check(
     log = read(place_of(source), metrics=metrics, pattern=pattern, needs_loss=False)
     run = with_settings(log.run, settings)
     found = look(run, rules=rules, kind=kind)
-    if {"loss", "reward"}.isdisjoint(run.signals) and not found.judged:
+    if {"loss", "reward", "eval_reward"}.isdisjoint(run.signals) and not found.judged:
         raise SourceError(f"{source}: {log.remarks[0]}")
     reruns, damaged = reruns_in(run)
     findings = replace(found, advised=advised(run, found.kind), tried=tuple(attempts), reruns=tuple(reruns))

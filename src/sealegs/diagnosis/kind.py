@@ -47,7 +47,7 @@ there in a few thousand steps, and the architecture is what it is."""
 FIRST: Mapping[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(LOSS_TELLS, (("loss",),)),
     "preference": (("loss",), ("preference_accuracy", "reward_margin")),
-    "policy-gradient": (("reward",), ("policy_entropy", "kl", "policy_kl")),
+    "policy-gradient": (("reward", "eval_reward"), ("policy_entropy", "kl", "policy_kl")),
     "gan": (("discriminator_loss",), ("generator_loss",)),
     "unknown": (),
     "moe": (("expert_load", "expert_violation", "dead_expert_share", "router_entropy", "router_balance_loss"),),
@@ -329,7 +329,7 @@ def _by_signals(run: Run) -> tuple[KindName, str] | None:
     if found := _logged(run, PREFERENCE):
         return "preference", _are_logged(found)
     found = _logged(run, POLICY)
-    if "reward" in found or (len(found) > 1 and not _has(run, "token_accuracy")):
+    if "reward" in found or _has(run, "eval_reward") or (len(found) > 1 and not _has(run, "token_accuracy")):
         return "policy-gradient", _are_logged(found)
     if len(found := _logged(run, ("discriminator_loss", "generator_loss"))) > 1:
         return "gan", _are_logged(found)

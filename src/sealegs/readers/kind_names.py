@@ -70,7 +70,7 @@ SELDOM = 2
 """Times as often as a column that another of the same meaning has a value, from which on it is one by the way: of an
 evaluation, or a summary."""
 POLICY_COMPANY = (
-    *("reward", "zero_spread_share", "policy_kl", "logp_gap"),
+    *("reward", "eval_reward", "zero_spread_share", "policy_kl", "logp_gap"),
     *("chosen_reward", "rejected_reward", "preference_accuracy"),
 )
 EXPERT_COMPANY = ("expert_load", "expert_violation", "dead_expert_share", "router_entropy", "router_balance_loss")
@@ -118,6 +118,16 @@ EPISODES = re.compile(r"ep_?rew|averageep|averagereturn|episod|rollout_return|me
 """Rewards of whole episodes: beside them a ``kl`` is to the policy before the update, as there is no other."""
 AGENT = re.compile(r"ep_(rew|len)_mean|explained_variance|n_updates|clip_range")
 """Columns of Stable-Baselines3, whose ``entropy_loss`` is the entropy times -1."""
+
+_GAINS = frozenset({"reward", "rewards", "return", "returns", "rew"})
+_OF_EPISODES = frozenset({"episode", "episodes", "episodic", "ep", "eps", "game", "rollout"})
+_HOW_TAKEN = frozenset({"mean", "avg", "average", "averaged", "running", "moving", "smoothed", "recent", "last", "sum"})
+_SUMMED = frozenset({"cumulative", "total"})
+"""Not of returns, which those who trade have without any policy."""
+_ASIDE = frozenset({"train", "training", "env", "agent", "undiscounted", "raw", "per", "of", "the", "over", "t", "info"})
+"""The words that a reward of whole episodes is named with, besides numbers: ``Average Episodic Reward/info``,
+``mean_return_last_100``. With any other word it may be a part of the reward, its target or its spread."""
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 _LAYER = re.compile(r"(?:^|_)(?:layers?|blocks?)_?(\d+)(?=_|$)")
 _OF_LAYERS = ("expert_violation", "dead_expert_share", "router_entropy", "router_balance_loss", "router_z_loss")
@@ -191,11 +201,14 @@ def kind_role(name: str) -> Role | None:
 
     >>> kind_role("critic/score/mean").signal, kind_role("moe/layer_3/expert_5/tokens").signal
     ('reward', 'expert_load/3.5')
+    >>> kind_role("Average Episodic Reward/info").signal, kind_role("RewardMean").signal, kind_role("max_episode_reward")
+    ('reward', 'reward', None)
     """
     if name.endswith(("__MIN", "__MAX")):  # statistics beside each column of a W&B export
         return None
-    key = plain(name)
-    return _by_table(key) or _of_family(name.rsplit(" - ", 1)[-1], key)
+    key, split = plain(name), plain(_CAMEL.sub("_", name))
+    known = _by_table(key) or (_by_table(split) if split != key else None)
+    return known or _of_family(name.rsplit(" - ", 1)[-1], key) or _of_episodes(_CAMEL.sub("_", name.rsplit(" - ", 1)[-1]))
 
 
 def _by_table(key: str) -> Role | None:
@@ -212,6 +225,22 @@ def _by_table(key: str) -> Role | None:
     if _HELD_OUT_REWARD.fullmatch(key):
         return Role(len(key), "eval_reward")
     return None
+
+
+def _of_episodes(name: str) -> Role | None:
+    """A reward that nothing else is said of than that it is of episodes, or a mean: by a program of one's own.
+
+    Where its last part says so in full, what stands before is the program's own: ``custom/episode_reward_mean``.
+    """
+    words = [word for word in plain(name).split("_") if not word.isdecimal()]
+    own = [word for word in plain(name.rpartition("/")[2]).split("_") if not word.isdecimal()]
+    told = own if not _GAINS.isdisjoint(own) and not _OF_EPISODES.isdisjoint(own) else words
+    others = set(told) - _GAINS
+    taken = _OF_EPISODES | _HOW_TAKEN | (_SUMMED if not {"reward", "rewards", "rew"}.isdisjoint(told) else frozenset())
+    if len(others) == len(set(told)) or others.isdisjoint(taken) or not others <= taken | _ASIDE | _HELD_OUT | BEFORE:
+        return None
+    rank = 200 + len(words) - 10 * (not _OF_EPISODES.isdisjoint(told)) - 5 * (not _HOW_TAKEN.isdisjoint(told))
+    return Role(rank, "reward" if _HELD_OUT.isdisjoint(words) else "eval_reward")
 
 
 def _of_family(name: str, key: str) -> Role | None:

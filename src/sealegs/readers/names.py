@@ -219,7 +219,7 @@ def assign(source: str, columns: Columns, said: Mapping[str, str], *, needs_loss
     is_alone = all(is_held_out(name) for name in counts if is_loss_like(name))  # else one of the others may be the loss
     if has_neither and is_alone and "eval_loss" in mapping and "eval_loss" not in said:
         mapping["loss"] = mapping.pop("eval_loss")
-    if "loss" not in mapping and "reward" not in mapping:
+    if {"loss", "reward", "eval_reward"}.isdisjoint(mapping):
         like = _loss_like(counts)
         taken = next((name for name in like if _is_as_loss(name)), None)
         if taken is None and needs_loss:

@@ -28,7 +28,7 @@ from sealegs.detectors.collapse_rules import (
 )
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.first_signals import critic
-from sealegs.diagnosis.first_signals.reward import HALF, LARGE, Course, course_of
+from sealegs.diagnosis.first_signals.reward import HALF, LARGE, Course, course_of, reward_of
 from sealegs.diagnosis.first_signals.track import WIDTH, Track, track_of
 from sealegs.record.run import Run
 
@@ -71,7 +71,7 @@ CONFIRMS = ("entropy-vanishes", "entropy-explodes", "kl-leaps", "sampler-apart",
 
 def judged(run: Run) -> Iterator[Standing]:
     """What stands in the first signals of a policy, the gravest first."""
-    reward, gradient = track_of(run, "reward"), track_of(run, "grad_norm")
+    reward, gradient = reward_of(run), track_of(run, "grad_norm")
     course = course_of(reward) if reward is not None else None
     found = [
         *(_of_reward(reward, course) if reward is not None and course is not None else ()),
@@ -81,7 +81,7 @@ def judged(run: Run) -> Iterator[Standing]:
         *_completions(run, course),
         *_updates(run),
         *_held_out(run, reward, course),
-        *critic.judged(run, reward),
+        *critic.judged(run, reward, learned=course is not None and course.has_learned),
     ]
     yield from sorted(_together(found), key=lambda one: not one.is_grave)
 
@@ -339,7 +339,7 @@ def _held_out(run: Run, reward: Track | None, course: Course | None) -> Iterator
     It may come back later, where what pleases the scorer can be had beside what is meant.
     """
     held_out = track_of(run, "eval_reward", fewest=FEWEST_HELD_OUT)
-    if held_out is None or reward is None or course is None:
+    if held_out is None or reward is None or course is None or reward.signal == held_out.signal:
         return
     values = held_out.values
     pairs, lows = np.minimum(values[:-1], values[1:]), np.maximum(values[:-1], values[1:])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sealegs.detectors.collapse_rules import NOTABLE, SURE
-from sealegs.diagnosis.first_signals.track import Track, track_of
+from sealegs.diagnosis.first_signals.track import FEWEST, Track, track_of
 from sealegs.record.run import Run
 
 NO_GAIN = 4.0
@@ -79,8 +79,16 @@ def course_of(reward: Track) -> Course:
     )
 
 
+def reward_of(run: Run, *, fewest: int = FEWEST) -> Track | None:
+    """The reward by which a run is judged: that in training, or that of the evaluations where no other was logged."""
+    for signal in ("reward", "eval_reward"):
+        if (track := track_of(run, signal, fewest=fewest)) is not None:
+            return track
+    return None
+
+
 def has_learned(run: Run) -> bool:
     """Whether the reward has risen beyond doubt and is still up: then the policy has not collapsed, whatever else was
     logged."""
-    reward = track_of(run, "reward", fewest=FEWEST_RISING)
+    reward = reward_of(run, fewest=FEWEST_RISING)
     return reward is not None and course_of(reward).has_learned
