@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sealegs.readers.kind_names import changed, kind_signals
+from sealegs.readers.kind_names import changed, kind_role, kind_signals
 from sealegs.readers.names import assign
 from sealegs.record.columns import Columns
 
@@ -341,3 +341,25 @@ def test_a_reward_that_is_seldom_logged_is_of_an_evaluation() -> None:
     """``Eval num_timesteps=10000, episode_reward=126.14`` stands between the tables of Stable-Baselines3."""
     assert dict(kind_signals({"episode_reward": 5, "rollout/ep_rew_mean": 24}, ()))["reward"] == "rollout/ep_rew_mean"
     assert dict(kind_signals({"episode_reward": 24, "rollout/ep_rew_mean": 24}, ()))["reward"] == "episode_reward"
+
+
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [
+        ("Episodic Reward/episode", "reward"),
+        ("Average Episodic Reward/info", "reward"),
+        ("RewardMean", "reward"),
+        ("mean_return_last_100", "reward"),
+        ("my_agent/episode_reward_mean", "reward"),
+        ("my_agent/eval_episode_reward_mean", "eval_reward"),
+        ("best_episode_reward", None),
+        ("episode_reward_std", None),
+        ("reward_model_loss_mean", None),
+        ("reward/collision", None),
+        ("total_return", None),
+        ("window_reward", None),
+    ],
+)
+def test_a_reward_of_episodes_is_known_by_its_words(name: str, signal: str | None) -> None:
+    found = kind_role(name)
+    assert (found.signal if found else None) == signal

@@ -120,6 +120,8 @@ class Findings:
     verdict: Health
     because: str
     """The reason for the verdict, in one sentence."""
+    uncounted: int = 0
+    """Rises of a loss that measures nothing: they are no incidents."""
     unlearned: str = ""
     """What says that nothing is learned, where nothing else is wrong with the loss."""
     periodic: str = ""

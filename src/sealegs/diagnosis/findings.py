@@ -100,6 +100,9 @@ def look(
     known = kind_of(run, curve, said=kind)
     problems = tuple(one for one in metrics.problems_of(run, whole) if not _is_of_its_kind(one, known))
     found = _stretches(run, curve, rules, most_folded) if len(curve.losses) else []
+    risen = len(found)
+    if not (known.loss_measures or run.manifest.created):  # nobody has acted on its rises, as a guard may have
+        found = [one for one in found if one.kind in NUMERIC]
     columns = judged(run, curve, known)
     norms = beside(run, curve, "grad_norm")
     breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
@@ -118,6 +121,7 @@ def look(
         unseen=(*_left_out(whole, curve), *_unseen(run, curve, rules)),
         done=interventions.done_in(run),
         kind=known,
+        uncounted=risen - len(found),
     )
     tooth = _tooth_of_all(run, curve, found)
     grave = [] if tooth else _grave(findings, curve, found)
@@ -517,7 +521,7 @@ def _by_first_signals(findings: Findings) -> tuple[Health, str]:
     if findings.kind.lacks:
         blind = _blind(findings)
         return "unknown", "; ".join([*told, f"but {findings.kind.lacks}", *([blind.text] if blind else [])])
-    rises = len(findings.incidents)
+    rises = findings.uncounted + len(findings.incidents)
     aside = f"; {rises} rise{'s' if rises > 1 else ''} of the loss, which is no measure here" if rises else ""
     notice = f"; beside it: {findings.notices[0]}" if findings.notices else ""
     return "healthy", f"{', '.join(told[:MOST_TOLD])}, and nothing out of the ordinary{aside}{notice}"

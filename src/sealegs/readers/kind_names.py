@@ -124,7 +124,9 @@ _OF_EPISODES = frozenset({"episode", "episodes", "episodic", "ep", "eps", "game"
 _HOW_TAKEN = frozenset({"mean", "avg", "average", "averaged", "running", "moving", "smoothed", "recent", "last", "sum"})
 _SUMMED = frozenset({"cumulative", "total"})
 """Not of returns, which those who trade have without any policy."""
-_ASIDE = frozenset({"train", "training", "env", "agent", "undiscounted", "raw", "per", "of", "the", "over", "t", "info"})
+_ASIDE = frozenset(
+    {"train", "training", "env", "agent", "undiscounted", "raw", "per", "of", "the", "over", "t", "info"}
+)
 """The words that a reward of whole episodes is named with, besides numbers: ``Average Episodic Reward/info``,
 ``mean_return_last_100``. With any other word it may be a part of the reward, its target or its spread."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -208,7 +210,9 @@ def kind_role(name: str) -> Role | None:
         return None
     key, split = plain(name), plain(_CAMEL.sub("_", name))
     known = _by_table(key) or (_by_table(split) if split != key else None)
-    return known or _of_family(name.rsplit(" - ", 1)[-1], key) or _of_episodes(_CAMEL.sub("_", name.rsplit(" - ", 1)[-1]))
+    return (
+        known or _of_family(name.rsplit(" - ", 1)[-1], key) or _of_episodes(_CAMEL.sub("_", name.rsplit(" - ", 1)[-1]))
+    )
 
 
 def _by_table(key: str) -> Role | None:

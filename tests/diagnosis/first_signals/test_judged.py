@@ -329,3 +329,36 @@ def test_half_of_a_sure_gain_that_is_lost_is_told_on_any_scale(end: float, shows
     at, random = np.arange(130), np.random.default_rng(13)
     reward = np.interp(at, [0, 15, 65, 75, 129], [-40, -25.5, -25.5, end, end]) + 0.2 * random.standard_normal(130)
     assert set(found_in(reward=reward, policy_entropy=np.full(130, 0.5))) == shows
+
+
+def test_rises_of_a_loss_that_measures_nothing_are_no_incidents_and_are_counted() -> None:
+    """A policy's loss leaps and drifts while its reward rises; what is not finite is an incident of any loss."""
+    for seed in range(4):
+        random = np.random.default_rng([13, seed])
+        rows = 300 + 60 * seed
+        loss = np.exp(np.cumsum(0.03 * random.standard_normal(rows)))
+        loss[rows // 2 : rows // 2 + 9] *= 8.0
+        columns = policy(random, rows) | {"loss": loss}
+        found = look(run_with(columns))
+        assert (found.verdict, found.incidents) == ("healthy", ())
+        assert found.uncounted > 0
+        assert f"{found.uncounted} rise" in found.because
+        loss[rows // 3 : rows // 3 + 5] = np.nan
+        (incident,) = look(run_with(columns)).incidents
+        assert incident.kind == "nonfinite"
+
+
+@pytest.mark.parametrize("signal", ["reward", "eval_reward"])
+def test_a_run_is_judged_by_its_evaluations_where_no_other_reward_is_logged(signal: str) -> None:
+    for seed in range(4):
+        random = np.random.default_rng([14, seed])
+        rows = 150 + 50 * seed
+        up = np.minimum(np.linspace(0, 2, rows), 1) * 4.0**seed
+        calm = {"policy_entropy": 1.5 + 0.05 * random.standard_normal(rows)}
+        noise = 0.05 * 4.0**seed * random.standard_normal(rows)
+        rising = look(run_with(calm | {signal: up + noise}))
+        assert (rising.kind.name, rising.verdict, rising.kind.missing) == ("policy-gradient", "healthy", ())
+        falling = look(run_with(calm | {signal: up - 2 * up[::-1] + noise}))
+        assert falling.verdict == look(run_with(calm | {"reward": up - 2 * up[::-1] + noise})).verdict
+        lost = np.where(np.arange(rows) < rows // 2, up, 0.0) + noise
+        assert "reward-falls" in {one.shows for one in shown(run_with(calm | {signal: lost}))}

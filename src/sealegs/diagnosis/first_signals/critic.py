@@ -29,10 +29,9 @@ BLOWN_UP, PARTS = 20.0, 12
 as much. It also grows with the reward: that is no fault."""
 
 
-def judged(run: Run, reward: Track | None, *, learned: bool = False) -> Iterator[Standing]:
-    """What stands in the columns of a critic; of one that explains nothing beside a policy that has ``learned``,
-    nothing."""
-    if not learned and (reward is None or not _is_solved(reward)):
+def judged(run: Run, reward: Track | None) -> Iterator[Standing]:
+    """What stands in the columns of a critic."""
+    if reward is None or not _is_solved(reward):
         yield from _explains_nothing(run)
     if reward is not None:
         yield from _blows_up(run, reward)

@@ -81,7 +81,7 @@ def judged(run: Run) -> Iterator[Standing]:
         *_completions(run, course),
         *_updates(run),
         *_held_out(run, reward, course),
-        *critic.judged(run, reward, learned=course is not None and course.has_learned),
+        *critic.judged(run, reward),
     ]
     yield from sorted(_together(found), key=lambda one: not one.is_grave)
 
