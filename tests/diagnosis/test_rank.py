@@ -213,7 +213,8 @@ def test_a_loss_about_zero_is_no_reason_to_go_back(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_a_metric_is_not_over_when_the_loss_is_back(tmp_path: Path) -> None:
     about_zero = [[step, step, -0.01] for step in range(0, 600, 2)]
-    loss = {"line": [[0, 0.01], [600, 0.01]], "noise": 0.1, "set": [*about_zero, [300, 306, 0.5]]}
+    beyond_all = [300, 306, 9.0]  # of a loss that measures nothing no other leap is an incident
+    loss = {"line": [[0, 0.01], [600, 0.01]], "noise": 0.1, "set": [*about_zero, beyond_all]}
     beside = {name: {"line": [[0, 0.5], [600, 0.5]], "noise": 0.1} for name in ("policy_loss", "value_loss")}
     found = diagnosed(tmp_path, signals={"loss": loss, **beside})
     assert "fast" in [incident.trajectory for incident in found.findings.incidents]

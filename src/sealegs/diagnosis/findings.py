@@ -56,6 +56,8 @@ GRADUAL, LITTLE = ("spike", "level_shift", "drift"), 0.06
 SURE, NORMAL = 4.0, 1.4826
 """Standard errors that a rise must be above the few rows before it to ask for an action, and what makes a median change
 a deviation."""
+UNHEARD_OF, BEYOND_ALL = 100.0, 10.0
+"""Times the median before, and times the largest before, from which a leap of a loss that measures nothing counts."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
@@ -102,7 +104,7 @@ def look(
     found = _stretches(run, curve, rules, most_folded) if len(curve.losses) else []
     risen = len(found)
     if not (known.loss_measures or run.manifest.created):  # nobody has acted on its rises, as a guard may have
-        found = [one for one in found if one.kind in NUMERIC]
+        found = [one for one in found if one.kind in NUMERIC or _is_unheard_of(curve, one)]
     columns = judged(run, curve, known)
     norms = beside(run, curve, "grad_norm")
     breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
@@ -237,6 +239,15 @@ def _if_held(run: Run, curve: LossCurve, one: Stretch) -> Stretch:
     is_spoilt = np.isinf(beside(run, curve, "param_norm")[here])
     is_spoilt |= np.isin(beside(run, curve, "params_finite")[here], (0.0, np.inf))
     return one._replace(is_held=is_skipped and not is_spoilt.any())
+
+
+def _is_unheard_of(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a loss leaps far beyond all that it has done so far. Whatever it measures, that is worth a look."""
+    before = np.abs(_finite(curve.losses[: one.first]))
+    if one.kind != "spike" or len(before) < FEWEST:
+        return False
+    peak = float(np.nanmax(np.abs(curve.losses[one.first : one.last + 1])))
+    return peak >= max(UNHEARD_OF * float(np.median(before[-USUAL:])), BEYOND_ALL * float(before.max()))
 
 
 def _is_one_batch(curve: LossCurve, one: Stretch) -> bool:

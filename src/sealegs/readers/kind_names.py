@@ -203,7 +203,7 @@ def kind_role(name: str) -> Role | None:
 
     >>> kind_role("critic/score/mean").signal, kind_role("moe/layer_3/expert_5/tokens").signal
     ('reward', 'expert_load/3.5')
-    >>> kind_role("Average Episodic Reward/info").signal, kind_role("RewardMean").signal, kind_role("max_episode_reward")
+    >>> kind_role("Average Episodic Reward/info").signal, kind_role("RewardMean").signal, kind_role("max_ep_reward")
     ('reward', 'reward', None)
     """
     if name.endswith(("__MIN", "__MAX")):  # statistics beside each column of a W&B export
@@ -241,7 +241,7 @@ def _of_episodes(name: str) -> Role | None:
     told = own if not _GAINS.isdisjoint(own) and not _OF_EPISODES.isdisjoint(own) else words
     others = set(told) - _GAINS
     taken = _OF_EPISODES | _HOW_TAKEN | (_SUMMED if not {"reward", "rewards", "rew"}.isdisjoint(told) else frozenset())
-    if len(others) == len(set(told)) or others.isdisjoint(taken) or not others <= taken | _ASIDE | _HELD_OUT | BEFORE:
+    if len(others) == len(set(told)) or others.isdisjoint(taken) or not others <= taken | _ASIDE | _HELD_OUT:
         return None
     rank = 200 + len(words) - 10 * (not _OF_EPISODES.isdisjoint(told)) - 5 * (not _HOW_TAKEN.isdisjoint(told))
     return Role(rank, "reward" if _HELD_OUT.isdisjoint(words) else "eval_reward")

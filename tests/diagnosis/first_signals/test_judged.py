@@ -286,7 +286,8 @@ def test_a_reward_that_rose_is_enough_where_an_environment_gives_it() -> None:
     ):
         run = run_with(columns)
         assert bool(kind_of(run, curve_of(run)).missing) == lacks, columns.keys()
-        assert look(run).verdict == ("unknown" if lacks else "healthy")
+        gains_nothing = columns["reward"] is flat["reward"]
+        assert look(run).verdict == ("watch" if gains_nothing else "unknown" if lacks else "healthy")
 
 
 @pytest.mark.parametrize(("end", "verdict"), [(0.9, "healthy"), (0.2, "unknown")])
@@ -362,3 +363,51 @@ def test_a_run_is_judged_by_its_evaluations_where_no_other_reward_is_logged(sign
         assert falling.verdict == look(run_with(calm | {"reward": up - 2 * up[::-1] + noise})).verdict
         lost = np.where(np.arange(rows) < rows // 2, up, 0.0) + noise
         assert "reward-falls" in {one.shows for one in shown(run_with(calm | {signal: lost}))}
+
+
+def test_a_reward_that_is_no_better_than_at_first_is_told_of_a_policy_that_acts() -> None:
+    """At any scale and sign, wandering, after a dip or after a peak that was lost again; a rise is none of it."""
+    for seed in range(8):
+        random = np.random.default_rng([15, seed])
+        rows, scale = int(random.integers(60, 900)), float(np.exp(random.uniform(-4, 6)))
+        far, noise = np.linspace(0, 1, rows), 0.3 * random.standard_normal(rows)
+        acts = {"ep_len_mean": 20 + random.random(rows), "policy_entropy": 1.4 + 0.1 * random.standard_normal(rows)}
+        offset = random.uniform(-20, 20)
+        for course, is_told in (
+            (0 * far, True),
+            (-4 * np.exp(-(((far - 0.35) / 0.1) ** 2)), True),
+            (0.8 * np.exp(-(((far - 0.3) / 0.15) ** 2)), True),
+            (4 * far, False),
+            (4 * np.minimum(3 * far, 1), False),
+        ):
+            found = shown(run_with(acts | {"reward": scale * (offset + course + noise)}))
+            assert ("reward-flat" in {one.shows for one in found}) == is_told, (seed, rows, course.max())
+
+
+def test_a_short_steady_rise_is_learning() -> None:
+    """What a reward gains from block to block on a line is no wandering."""
+    for rows in (30, 36, 45):
+        random = np.random.default_rng([16, rows])
+        rise = {"reward": np.linspace(-300, 900, rows) + 40 * random.standard_normal(rows)}
+        assert look(run_with(rise | {"ep_len_mean": 20 + random.random(rows)})).verdict == "healthy"
+
+
+def test_an_entropy_that_explodes_where_nothing_is_rewarded_calls_for_action() -> None:
+    for rows in (24, 60, 200):
+        random = np.random.default_rng([17, rows])
+        at = np.arange(rows)
+        entropy = np.where(at < rows // 4, 0.5, 9.0) * np.exp(0.05 * random.standard_normal(rows))
+        won = np.where(at < rows // 5, 0.1 * random.random(rows), 0.0)
+        (verdicts,) = {
+            look(run_with({"policy_entropy": entropy, "reward": won, "completion_length": 80.0 + at})).verdict
+        }
+        assert verdicts == "act"
+
+
+def test_a_leap_beyond_all_before_counts_of_a_loss_that_measures_nothing() -> None:
+    random = np.random.default_rng(18)
+    columns = policy(random) | {"loss": np.exp(0.5 * random.standard_normal(240))}
+    assert look(run_with(columns)).incidents == ()
+    columns["loss"][120:123] *= 3e4
+    (incident,) = look(run_with(columns)).incidents
+    assert (incident.kind, incident.start) == ("spike", 120)

@@ -28,7 +28,7 @@ from sealegs.detectors.collapse_rules import (
 )
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.first_signals import critic
-from sealegs.diagnosis.first_signals.reward import HALF, LARGE, Course, course_of, reward_of
+from sealegs.diagnosis.first_signals.reward import HALF, LARGE, NO_GAIN, Course, course_of, reward_of
 from sealegs.diagnosis.first_signals.track import WIDTH, Track, track_of
 from sealegs.record.run import Run
 
@@ -39,7 +39,7 @@ STEADY = 4 * SURE
 SELDOM = 0.1
 """Share of the rows whose reward is above its lowest, where a policy has found next to nothing."""
 ENOUGH = 50
-"""Rows from which a reward that never rose says something; from twice as many of a whole run it is told by itself."""
+"""Rows from which a reward that is no better in the end says something; twice as many, where it goes with prompts."""
 LOST = 0.8
 """Share of what was gained that is gone where a reward has collapsed; half of it is worth a look."""
 ON_THE_WAY_BACK = 0.3
@@ -73,8 +73,9 @@ def judged(run: Run) -> Iterator[Standing]:
     """What stands in the first signals of a policy, the gravest first."""
     reward, gradient = reward_of(run), track_of(run, "grad_norm")
     course = course_of(reward) if reward is not None else None
+    writes = any(name in run.signals for name in ("completion_length", "cut_share", "zero_spread_share"))
     found = [
-        *(_of_reward(reward, course) if reward is not None and course is not None else ()),
+        *(_of_reward(reward, course, writes=writes) if reward is not None and course is not None else ()),
         *_nothing_to_learn(run, reward, gradient, course),
         *_entropy(track_of(run, "policy_entropy"), reward, gradient, course),
         *_divergence(run),
@@ -83,11 +84,15 @@ def judged(run: Run) -> Iterator[Standing]:
         *_held_out(run, reward, course),
         *critic.judged(run, reward),
     ]
-    yield from sorted(_together(found), key=lambda one: not one.is_grave)
+    is_worst = reward is not None and reward.end <= float(reward.values.min())
+    yield from sorted(_together(found, is_worst=is_worst), key=lambda one: not one.is_grave)
 
 
-def _together(found: list[Standing]) -> Iterator[Standing]:
-    """What calls for action because two go together. Some count only where they confirm another."""
+def _together(found: list[Standing], *, is_worst: bool) -> Iterator[Standing]:
+    """What calls for action because two go together. Some count only where they confirm another.
+
+    An entropy that explodes calls for it where the reward ends at its lowest, too: anything is said, and nothing won.
+    """
     shown = {one.shows for one in found}
     confirmed = not shown.isdisjoint((*CONFIRMS, "gradient-grows"))
     is_blind = {"reward-flat", "critic-explains-nothing"} <= shown
@@ -96,13 +101,17 @@ def _together(found: list[Standing]) -> Iterator[Standing]:
         is_told = one.shows not in ("gradient-grows", "reward-lower") or (one.shows == "reward-lower" and confirmed)
         is_grave = one.is_grave or (one.shows in ("reward-falls", "reward-lower") and confirmed)
         is_grave |= one.shows in ("kl-leaps", "entropy-explodes") and is_away
+        is_grave |= one.shows == "entropy-explodes" and is_worst
         is_grave |= one.shows == "reward-flat" and is_blind
         if is_told:
             yield replace(one, is_grave=is_grave, shows=one.shows.replace("reward-lower", "reward-falls"))
 
 
-def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
-    """A reward that is lost, or has never risen in a log of the whole run that is long enough to say so."""
+def _of_reward(reward: Track, course: Course, *, writes: bool) -> Iterator[Standing]:
+    """A reward that is lost, or is no better than at first in a log of the whole run that is long enough to say so.
+
+    The policy ``writes`` texts, or acts in an environment.
+    """
     lowest = float(reward.values.min())
     above = reward.means > lowest + 1e-9 * max(abs(lowest), 1.0)
     seldom, lately = float(above.mean()), float(above[-max(reward.rows // 5, 1) :].mean())
@@ -114,18 +123,25 @@ def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
         yield _standing(reward, 0, text, "reward-flat", is_grave=True)
         return
     if course.is_lower:
-        yield _fall(reward, course)
-        return
+        fall = _fall(reward, course)
+        yield fall
+        if fall.shows == "reward-falls":
+            return
     is_whole = reward.steps[0] <= 2 * int(np.median(np.diff(reward.steps)))
     early, late = reward.means[: reward.rows // 5], reward.means[reward.rows // 2 :]
     width = max(5, reward.rows // 20)  # the means of so many rows wander by more than the noise of each explains
     error = max(float(np.std(reward.means)), course.wander * np.sqrt(width)) * np.sqrt(1 / len(early) + 1 / len(late))
-    is_level = abs(float(late.mean() - early.mean())) <= FLAT * error
-    is_small = course.best - course.start <= NOTABLE * course.size or course.start * course.best < 0  # zero is no size
-    if is_whole and reward.rows >= 2 * ENOUGH and is_level and is_small and not course.has_gained:
+    off, gain = float(late.mean() - early.mean()), course.end - course.start
+    if writes:  # the reward of prompts goes with them: a small gain is a gain
+        is_level = abs(off) <= FLAT * error and not course.has_gained
+        is_level &= course.best - course.start <= NOTABLE * course.size or course.start * course.best < 0
+    else:
+        is_level = gain <= course.wander or (off <= FLAT * error and gain < NO_GAIN * course.wander)
+    is_long = reward.rows >= (2 if writes else 1) * ENOUGH
+    if is_whole and is_long and is_level and not course.has_learned and lowest < float(reward.values.max()):
         text = (
-            f"reward {course.start:.4g} at first and {course.best:.4g} at its best in {reward.rows} rows, which is no "
-            "more than it wanders: nothing is gained"
+            f"reward {course.start:.4g} at first, {course.best:.4g} at its best and {course.end:.4g} in the end of "
+            f"{reward.rows} rows, which is no more than it wanders: nothing is gained"
         )
         yield _standing(reward, 0, text, "reward-flat")
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sealegs.detectors.collapse_rules import NOTABLE, SURE
+from sealegs.detectors.collapse_rules import NOTABLE, SURE, noise_about_a_trend
+from sealegs.diagnosis.curve.loss_curve import Floats
 from sealegs.diagnosis.first_signals.track import FEWEST, Track, track_of
 from sealegs.record.run import Run
 
@@ -12,6 +13,10 @@ NO_GAIN = 4.0
 """Times it wanders that a gain is which nobody would see."""
 FEWEST_RISING = 8
 """The fewest rewards that rise beyond doubt."""
+FEWEST_BENDS = 4
+"""The fewest bends of a row of blocks that tell how they wander about a trend."""
+THIRDS = 12
+"""The fewest rewards of which all of the last third are above all of the first beyond doubt."""
 HALF = 0.5
 """Share of what was gained whose loss is worth a look."""
 LARGE = 0.3
@@ -31,13 +36,15 @@ class Course:
     wander: float
     """What neighbouring means differ by where nothing happens."""
     lowest: float
+    is_apart: bool = False
+    """Whether all of its last third is above all of its first."""
 
     @property
     def has_learned(self) -> bool:
         """Whether it rose by more than it wanders, and is still up."""
         gain = self.best - self.start
         is_gain = gain >= SURE * self.wander and gain >= NOTABLE * self.size and gain > 0
-        return is_gain and self.best - self.end < LARGE * gain
+        return (is_gain or self.is_apart) and self.best - self.end < LARGE * gain
 
     @property
     def size(self) -> float:
@@ -63,8 +70,9 @@ def course_of(reward: Track) -> Course:
     means = (sums[width:] - sums[:-width]) / width
     noise = float(np.std(np.diff(reward.means))) / np.sqrt(2 * width)
     blocks = means[::width]
-    wander = 1.4826 / np.sqrt(2) * float(np.median(np.abs(np.diff(blocks)))) if len(blocks) > 2 else 0.0
+    wander = _wander(blocks)
     best_row = int(np.argmax(means))
+    early, _, late = np.array_split(reward.means, 3)
     end = float(means[-width - 1 :].max())  # of the last two widths: a single good batch is no recovery
     half = (means[best_row] + end) / 2
     above = np.flatnonzero(means >= half)
@@ -76,7 +84,16 @@ def course_of(reward: Track) -> Course:
         fallen_row=min(int(above[-1]) + width // 2 + 1, reward.rows - 1),
         wander=max(noise, wander),
         lowest=float(means[best_row:].min()),
+        is_apart=reward.rows >= THIRDS and bool(late.min() > early.max()),
     )
+
+
+def _wander(blocks: Floats) -> float:
+    """What means of blocks differ by where nothing happens. A rise is no wandering, where there are enough to see it
+    by."""
+    if len(blocks) < FEWEST_BENDS + 2:
+        return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(blocks)))) if len(blocks) > 2 else 0.0
+    return noise_about_a_trend(blocks.tolist())
 
 
 def reward_of(run: Run, *, fewest: int = FEWEST) -> Track | None:
