@@ -224,3 +224,17 @@ def test_a_last_evaluation_that_is_not_finite_is_of_the_weights_as_they_are(row:
     held_out[row] = np.nan
     found = look(run(falling(60, seed=8), eval_loss=held_out))
     assert found.verdict == verdict, found.because
+
+
+def test_a_shift_or_a_drift_exceeds_what_stood_before_it() -> None:
+    """A curve that falls fast and grows noisy has low rows near its end: those after them have lost nothing."""
+    lost = 0
+    for seed in range(60):
+        random = np.random.default_rng([19, seed])
+        rows = int(random.integers(25, 120))
+        far = np.linspace(0, 1, rows)
+        noise = random.standard_normal(rows) * (0.03 + random.uniform(0.1, 0.4) * far)
+        losses = random.uniform(1, 5) * np.exp(-random.uniform(2, 7) * far + noise)
+        found = look(run(losses))
+        lost += sum(it.kind in ("level_shift", "drift") and it.peak_loss <= it.pre_loss for it in found.incidents)
+    assert lost == 0

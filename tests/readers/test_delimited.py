@@ -208,3 +208,15 @@ def test_rows_of_an_evaluation_take_no_step_from_another_counter(tmp_path: Path)
     assert run.steps.tolist() == list(range(1, 41))
     np.testing.assert_allclose(run.column("loss"), 1 / np.arange(1, 41))
     assert [values.tolist() for values in run.series("eval_reward")] == [[10, 20, 30], [-10.5, -20.5, -30.5]]
+
+
+def test_a_warning_above_a_printed_list_is_no_name_of_a_column(tmp_path: Path) -> None:
+    listed = "".join(f"          {number},\n" for number in range(3, 60, 2))
+    rows = "".join(f"INFO train.py:357 step:{step} loss:{5 / step:.3f} lr:1.0e-05\n" for step in range(1, 40))
+    for first in (
+        "WARNING:root:'codec' is not available, falling back",
+        "Some weights were not used when loading it, so",
+    ):
+        log = table(tmp_path, f"{first}\n{{'episodes': [0,\n{listed}]}}\n{rows}")
+        assert log.format == "text"
+        assert log.run.column("loss").tolist()[:2] == [5.0, 2.5]

@@ -22,7 +22,7 @@ def columns(**counts: int) -> Columns:
     ("signal", "names"),
     {
         "loss": "loss|train/loss|Loss/train|lm loss|train_loss_step|Training Loss|train/lm_loss|metrics/train/loss|trl"
-        "|Batch loss|losses/train loss|reduced_train_loss|Conductor_loss|train",
+        "|Batch loss|losses/train loss|reduced_train_loss|Conductor_loss|train|losses|train/box_om",
         "eval_loss": "eval_loss|val_loss|validation/loss|Loss/val|valid_lm_loss|test/ctc_loss|eval_g0_loss|tel|val"
         "|lm loss value",
         "grad_norm": "grad_norm|grad norm|gnorm|train/grad_norm|global_grad_norm|gradients/global_norm|norm"
@@ -145,3 +145,7 @@ def test_loss_like_names_come_first_where_one_has_to_be_said(tmp_path: Path) -> 
 def test_a_setting_is_no_signal(tmp_path: Path, name: str) -> None:
     log = read(str(table_of(tmp_path, f"step,loss,{name}")))
     assert not {"grad_norm", "lr"} & set(log.mapping)
+
+
+def test_the_lowest_held_out_loss_so_far_does_not_hide_the_held_out_loss() -> None:
+    assert assign("log", columns(val_loss=30, min_loss=29, val_f1=30), {})["loss"] == "val_loss"

@@ -205,7 +205,7 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
     broken = [_if_held(run, curve, one) for one in nonfinite(run, curve)] + overflowed(run, curve)
     if rules == "textbook":
         return sorted(broken + live_statistic.by_the_book(curve))
-    grown = risen(run, curve)
+    grown = [one for one in risen(run, curve) if not _is_below_before(curve, one)]
     surprising = [
         one
         for one in live_statistic.surprising(run, curve, most_folded)
@@ -239,6 +239,16 @@ def _if_held(run: Run, curve: LossCurve, one: Stretch) -> Stretch:
     is_spoilt = np.isinf(beside(run, curve, "param_norm")[here])
     is_spoilt |= np.isin(beside(run, curve, "params_finite")[here], (0.0, np.inf))
     return one._replace(is_held=is_skipped and not is_spoilt.any())
+
+
+def _is_below_before(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a shift or a drift nowhere exceeds what stood before it, as where a few rows of a loss that falls were
+    low: it has lost nothing."""
+    if one.kind not in ("level_shift", "drift") or one.leap:
+        return False
+    before = curve.finite_before(one.first, USUAL)
+    highest = float(np.nanmax(curve.losses[one.first : one.last + 1]))
+    return len(before) >= FEWEST and highest <= _level(before)[0]
 
 
 def _is_unheard_of(curve: LossCurve, one: Stretch) -> bool:

@@ -17,6 +17,8 @@ from sealegs.record.columns import Column, Columns, Mask
 FORMAT = "csv"
 _BAR = re.compile(r"%\||[\u2588-\u258f]|\bit/s|s/it\b")
 """A progress bar, which is no table of cells."""
+_SENTENCE = re.compile(r"(?:debug|info|warning|error|critical)\b\s*:|(?:\S+\s+){7}\S", re.IGNORECASE)
+"""A line of a program's log, or a sentence: no name of a column."""
 _DELIMITERS = ",\t;|"
 _WITH_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
 _WITH_POINT = re.compile(r"[+-]?[\d,]*\.\d+(?:[eE][+-]?\d+)?")
@@ -194,6 +196,8 @@ def _shape(place: Place) -> tuple[str, str, list[str], bool] | None:
             continue
         named = not any(map(_is_number, first))
         if (len(first) < 2 and not (below and all(map(_is_number, chain(*below))))) or len(first) > MOST_NAMES:
+            continue
+        if named and any(map(_SENTENCE.search, first)):
             continue
         if not named and "\x1b" in lines[0]:  # the numbers of colours have semicolons between them
             continue

@@ -21,7 +21,7 @@ TABLE = {
     "loss": "loss train_loss training_loss loss_train train_loss_step train_step_loss train_batch_loss batch_loss "
     "loss_step step_loss lm_loss train_lm_loss train_inner_loss reduced_train_loss total_loss loss_total mean_loss "
     "avg_loss average_loss loss_mean loss_avg cross_entropy_loss crossentropyloss ce_loss nll_loss train_nll nll "
-    "train_loss_epoch",
+    "train_loss_epoch losses",
     "eval_loss": "eval_loss val_loss valid_loss validation_loss loss_val loss_valid loss_validation loss_eval "
     "val_loss_epoch val_loss_step lm_loss_value dev_loss test_loss loss_test loss_dev",
     "grad_norm": "grad_norm gradient_norm global_grad_norm total_grad_norm grad_norm_total gnorm grads_norm "
@@ -96,6 +96,8 @@ _AS_LOSS = frozenset(
 _HOW_TAKEN = frozenset(["scaled", "normalized", "normalised", "mean", "avg", "average", "total", "step", "epoch"])
 """Words after the name of a measure that say how it was taken."""
 _NO_STEP = re.compile(r"total|max|number|per|warmup|save|log|logging|time|skipped|nan|remaining|avg|every")
+_OF_BOXES = re.compile(r"(?:.*_)?(?:box|cls|dfl)_(?:om|oo)")
+"""The losses of YOLOv10's two heads, one to many and one to one, that are not called losses."""
 _POLICY = frozenset({"policy", "pg", "surrogate", "actor", "pi"})
 """Words of a policy's own loss, which comes before that of its critic."""
 _SELDOM = 20
@@ -165,7 +167,7 @@ def _role(name: str) -> Role | None:
             if found.signal == "grad_norm" and _is_of_a_part(name):
                 continue
             return Role(found.rank + 20 * cut, found.signal)
-    if "loss" in words and not any(map(_NO_LOSS.fullmatch, words)):
+    if ("loss" in words or _OF_BOXES.fullmatch(key)) and not any(map(_NO_LOSS.fullmatch, words)):
         better = 100 * ("train" in words) + 50 * (not _POLICY.isdisjoint(words))
         return Role(_FALLBACK_RANK - better, "eval_loss" if held_out else "loss")
     return None
@@ -216,7 +218,9 @@ def assign(source: str, columns: Columns, said: Mapping[str, str], *, needs_loss
     if "loss" not in mapping and "generator_loss" in mapping:
         mapping["loss"] = mapping["generator_loss"]
     has_neither = "loss" not in mapping and "reward" not in mapping
-    is_alone = all(is_held_out(name) for name in counts if is_loss_like(name))  # else one of the others may be the loss
+    is_alone = all(
+        is_held_out(name) or _is_of_a_loss(name) for name in counts if is_loss_like(name)
+    )  # else one of the others may be the loss
     if has_neither and is_alone and "eval_loss" in mapping and "eval_loss" not in said:
         mapping["loss"] = mapping.pop("eval_loss")
     if {"loss", "reward", "eval_reward"}.isdisjoint(mapping):
@@ -267,12 +271,17 @@ def _is_as_loss(name: str, *, held_out: bool = False) -> bool:
     return bool(_AS_LOSS & set(words)) and held_out == (not _HELD_OUT.isdisjoint(words)) and not is_apart
 
 
+def _is_of_a_loss(name: str) -> bool:
+    """Whether a name speaks of the lowest loss so far, its weight or its scale, and not of the loss itself."""
+    return any(map(_NO_LOSS.fullmatch, plain(_CAMEL.sub("_", name)).split("_")))
+
+
 def _loss_like(counts: Mapping[str, int]) -> list[str]:
     """The columns whose names speak of a loss: those of training first, and of them the one logged most often."""
 
     def order(name: str) -> tuple[bool, bool, bool, int]:
         words = plain(_CAMEL.sub("_", name)).split("_")
-        is_held_out, is_setting = not _HELD_OUT.isdisjoint(words), any(map(_NO_LOSS.fullmatch, words))
+        is_held_out, is_setting = not _HELD_OUT.isdisjoint(words), _is_of_a_loss(name)
         return is_setting, is_held_out, "train" not in words, -counts[name]
 
     return sorted(filter(is_loss_like, counts), key=order)

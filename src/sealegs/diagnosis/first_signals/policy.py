@@ -40,6 +40,8 @@ SELDOM = 0.1
 """Share of the rows whose reward is above its lowest, where a policy has found next to nothing."""
 ENOUGH = 50
 """Rows from which a reward that is no better in the end says something; twice as many, where it goes with prompts."""
+OF_PROMPTS = ("completion_length", "cut_share", "zero_spread_share", "reward_std")
+"""Signals of a policy that writes texts, a group of them for a prompt."""
 LOST = 0.8
 """Share of what was gained that is gone where a reward has collapsed; half of it is worth a look."""
 ON_THE_WAY_BACK = 0.3
@@ -73,7 +75,7 @@ def judged(run: Run) -> Iterator[Standing]:
     """What stands in the first signals of a policy, the gravest first."""
     reward, gradient = reward_of(run), track_of(run, "grad_norm")
     course = course_of(reward) if reward is not None else None
-    writes = any(name in run.signals for name in ("completion_length", "cut_share", "zero_spread_share"))
+    writes = any(name in run.signals for name in OF_PROMPTS)
     found = [
         *(_of_reward(reward, course, writes=writes) if reward is not None and course is not None else ()),
         *_nothing_to_learn(run, reward, gradient, course),
