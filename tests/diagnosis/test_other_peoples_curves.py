@@ -238,3 +238,22 @@ def test_a_shift_or_a_drift_exceeds_what_stood_before_it() -> None:
         found = look(run(losses))
         lost += sum(it.kind in ("level_shift", "drift") and it.peak_loss <= it.pre_loss for it in found.incidents)
     assert lost == 0
+
+
+def test_several_trainings_that_fall_are_no_plateau_together() -> None:
+    """Thirds of all rows are level with each other where each attempt falls alike; the last one has the verdict."""
+    for seed in range(5):
+        parts = [falling(15, seed=seed + at, size=0.01) for at in range(6)]
+        loss, steps = started_again(*parts)
+        found = look(run(loss, steps=steps))
+        assert "plateau" not in kinds(found)
+        assert found.verdict == "healthy"
+
+
+def test_a_few_rows_that_leap_beyond_doubt_are_to_be_watched() -> None:
+    for rows in (14, 18, 23):
+        losses = (2.0 + 1.7 * np.exp(-np.arange(rows) / 3.0)) * np.exp(0.004 * noise("Gaussian", rows, rows))
+        losses[-3:] *= 1.6
+        assert look(run(losses, every=500)).verdict == "watch"
+        losses[-3:] = losses[-4] * np.array([1.3, 0.9, 1.4])  # to and fro
+        assert look(run(losses, every=500)).verdict == "unknown"

@@ -364,3 +364,18 @@ def test_a_second_launch_in_a_file_is_no_epoch(tmp_path: Path) -> None:
     run = read(str(tmp_path / "log")).run
     assert [one.first for one in run.attempts] == [100, 100]
     assert run.steps.max() == 3000
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_bar_of_each_pass_runs_on_and_one_of_each_training_does_not(goes_on: bool, tmp_path: Path) -> None:
+    lines = []
+    for bar in range(6):
+        for at in (40, 80, 99):
+            far = (99 * bar * goes_on + at) / 600
+            lines.append(
+                f"Train: {at}%|####| {at}/99 [00:10<00:01, 5.0it/s, loss={0.9 - 0.6 * far * (1 + 4 * (not goes_on)):.4f}]"
+            )
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    log = read(str(tmp_path / "log"))
+    assert ("the bar begins anew with each pass over the data: made to run on" in log.remarks) == goes_on
+    assert int(log.run.steps[-1]) == (594 if goes_on else 99)

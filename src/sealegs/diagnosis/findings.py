@@ -482,7 +482,8 @@ def _verdict(
     if "loss" not in run.signals:
         return "unknown", "no column looks like a training loss; say which it is: --metric loss=NAME"
     rows = curve.parts[-1]
-    if len(rows) < FEWEST_POINTS and (incidents or not _falls(curve.losses[rows])):
+    is_leap = any(one.kind not in BENIGN + WATCHED and _is_beyond_doubt(curve, one) for one in found)
+    if len(rows) < FEWEST_POINTS and not is_leap and (incidents or not _falls(curve.losses[rows])):
         attempt = " of the last attempt" if len(curve.parts) > 1 else ""
         return "unknown", f"{len(rows)} losses{attempt} are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
@@ -521,6 +522,15 @@ def _unlearned(findings: Findings, curve: LossCurve) -> str:
         return at_chance(findings.run, curve)
     guess = guessed(curve, vocabulary(findings.run))
     return not_fallen(curve) + (f", where ln {guess:,} is that of a guess among {guess:,}" if guess else "")
+
+
+def _is_beyond_doubt(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a few losses have leapt and stayed up beyond doubt: all are above the few before, by more than those
+    differ."""
+    before, within = curve.finite_before(one.first, FEWEST_FALLING), _finite(curve.losses[one.first : one.last + 1])
+    if not one.is_open or len(before) < FEWEST_FALLING or len(within) < FALLING:
+        return False
+    return bool(within.min() - before.max() > max(before.max() - before.min(), SMALLEST * before.max()))
 
 
 def _falls(losses: Floats) -> bool:

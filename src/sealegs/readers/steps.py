@@ -25,6 +25,9 @@ _EACH = 0.5
 _STARTED_AGAIN = 0.1
 """Share of the steps back at which the epoch may not be a later one: the run was started again there."""
 
+FEWEST_BARS, _FULL = 3, 0.9
+"""Bars that were full before another began, and the share of their length from which on they are."""
+
 Steps = NDArray[np.int64]
 
 
@@ -44,6 +47,8 @@ def number_rows(columns: Columns, loss: str, said: str | None) -> NumberedRows:
     measured = columns.logged[loss]
     counted, used, remarks = _counted(columns, measured, said)
     steps, more = _in_epochs(columns, counted, used)
+    if not more and used is not None and used.startswith(names.CARRIED[0]):
+        steps, more = _in_bars(counted, used, columns.values[loss])
     steps = _beside_the_loss(steps, measured)
     merged, repeated = _merged(columns, steps, measured)
     for name in [name for name in merged.values if name == used or name.startswith(names.CARRIED)]:
@@ -153,6 +158,27 @@ def _in_epochs(columns: Columns, steps: Column, used: str | None) -> tuple[Colum
     else:
         moved[known] = here + np.cumsum(offset)
     return moved, [f"{used} begins anew with each {found[0]}: made to run on"]
+
+
+def _in_bars(steps: Column, used: str, losses: Column) -> tuple[Column, list[str]]:
+    """Steps of a progress bar that is full before it begins anew, made continuous where the loss goes on.
+
+    Such a bar is of one pass over the data. Where the loss begins anew with it, each bar is a training of its own.
+    """
+    length = float(used.rpartition(" ")[2])
+    known = np.flatnonzero(np.isfinite(steps) & np.isfinite(losses))
+    here, heights = steps[known], losses[known]
+    ends = np.flatnonzero(np.diff(here) < 0)
+    if len(ends) < FEWEST_BARS or np.mean(here[ends] < _FULL * length) > _STARTED_AGAIN:
+        return steps, []
+    goes_on = np.abs(heights[ends + 1] - heights[ends]) < np.abs(heights[ends + 1] - heights[0]) / 2
+    if np.mean(goes_on[1:]) < _ENOUGH:  # after the first pass it may not be far from where it began
+        return steps, []
+    offset = np.zeros(len(here))
+    offset[ends + 1] = length
+    moved = steps.copy()
+    moved[known] = here + np.cumsum(offset)
+    return moved, ["the bar begins anew with each pass over the data: made to run on"]
 
 
 def _beside_the_loss(steps: Column, measured: Mask) -> Steps:

@@ -412,3 +412,18 @@ def test_a_leap_beyond_all_before_counts_of_a_loss_that_measures_nothing() -> No
     columns["loss"][120:123] *= 3e4
     (incident,) = look(run_with(columns)).incidents
     assert (incident.kind, incident.start) == ("spike", 120)
+
+
+@pytest.mark.parametrize("column", ["train/value_loss", "Score", "min_loss"])
+def test_losses_and_scores_in_training_of_a_policy_that_has_learned_are_told_and_no_more(column: str) -> None:
+    for seed in range(3):
+        random = np.random.default_rng([20, seed])
+        far = np.linspace(0, 1, 300)
+        worse = np.exp(3 * np.clip(4 * far - 2, 0, 1) * (-1 if column == "Score" else 1) + 0.05 * random.random(300))
+        columns = policy(random, 300) | {column: worse}
+        found = look(run_with(columns))
+        assert found.verdict == "healthy"
+        assert column in found.because
+        if column != "min_loss":
+            lost = columns | {"reward": columns["reward"].mean() + 0.03 * random.standard_normal(300)}
+            assert look(run_with(lost)).verdict == "watch"

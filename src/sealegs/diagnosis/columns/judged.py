@@ -13,11 +13,12 @@ import numpy as np
 
 from sealegs.detectors.proportion import SMALLEST_SHARE
 from sealegs.diagnosis.columns.levels import Change, Course, course_of, two_sided, values_of
-from sealegs.diagnosis.columns.meaning import Nature, is_clock, is_share, is_whole, nature_of, words_of
+from sealegs.diagnosis.columns.meaning import HELD_OUT, Nature, is_clock, is_share, is_whole, nature_of, words_of
 from sealegs.diagnosis.columns.siblings import copies_part, families, leaps_alone, part
 from sealegs.diagnosis.contract import ColumnFinding
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve
 from sealegs.diagnosis.first_signals.judged import SIGNALS_OF
+from sealegs.diagnosis.first_signals.reward import has_learned
 from sealegs.diagnosis.kind import Kind
 from sealegs.diagnosis.metrics import is_frozen
 from sealegs.record.run import Run
@@ -53,6 +54,8 @@ LOST = 0.2
 """Share of what was gained that a held-out score must have lost."""
 UNSLOWED = 0.85
 """Growth of the last third over that of the third before, from which on a norm of weights grows without an end."""
+EXTREMES = frozenset(["min", "max", "best", "lowest", "highest"])
+"""Words in the names of one value of many."""
 LEARNED = 0.8
 """Times the first losses from which on something has been learned."""
 BESIDE = {
@@ -123,7 +126,7 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
     for column in columns:
         found += _of_column(column, curve, of)
         found += _not_finite(run, column)
-    found = _weighed(found, columns, kind)
+    found = _weighed(found, columns, kind, learned=kind.name == "policy-gradient" and has_learned(run))
     found += _of_families(run, columns, of)
     found += _never_found(columns, curve)
     found += _still(columns, curve, kind)
@@ -137,11 +140,14 @@ def judged(run: Run, curve: LossCurve, kind: Kind) -> Judgement:
     return Judgement(tuple(strongest.values()), names, tuple(unjudged))
 
 
-def _weighed(found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind) -> list[ColumnFinding]:
+def _weighed(
+    found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind, *, learned: bool
+) -> list[ColumnFinding]:
     """The findings, less strong where another column says more.
 
     A held-out error beside a score that is at its best is of a model too sure of itself; an agent is slowed down by
-    episodes that get longer; a group that is hardly a part of the weights moves none of the others.
+    episodes that get longer; a group that is hardly a part of the weights moves none of the others. Losses of a policy
+    that has ``learned`` follow its reward, and so do scores in training; the least or the most of a batch is of one.
     """
     natures = {column.signal: column.nature for column in columns}
     turned = {one.signal for one in found if one.shows == "turns"}
@@ -153,7 +159,10 @@ def _weighed(found: list[ColumnFinding], columns: Sequence[_Column], kind: Kind)
 
     def counts(one: ColumnFinding) -> bool:
         nature = natures[one.signal]
-        if one.signal in small:
+        words = set(words_of(one.signal))
+        if one.signal in small or (nature == "loss" and words & EXTREMES):
+            return False
+        if learned and nature in ("loss", "score") and not words & HELD_OUT:
             return False
         return not (nature == "error" and is_at_best) and (nature not in ("rate", "cost") or kind.loss_measures)
 

@@ -208,8 +208,10 @@ def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
 
 
 def flat(run: Run, curve: LossCurve) -> list[Stretch]:
-    """A loss that has not come down: its last third is level with its first, within three standard errors."""
-    losses = curve.losses[curve.finite]
+    """A loss that has not come down since its last start: its last third is level with its first, within three standard
+    errors."""
+    rows = curve.parts[-1] if len(curve.finite) else curve.finite
+    losses = curve.losses[rows]
     is_continued = len(curve.steps) > 0 and curve.steps[0] > CONTINUED * curve.interval  # it fell before
     if len(losses) < PLATEAU_LEAST or is_continued or hidden(run, curve).any():
         return []
@@ -220,7 +222,7 @@ def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     doubt = 3 * 1.25 * noise * np.sqrt(2 / len(first))
     has_never_fallen = float(losses[:3].max()) - level < 5 * max(noise, PLATEAU_MOVE * abs(level))
     if has_never_fallen and abs(fallen) <= max(PLATEAU_MOVE * abs(level), min(doubt, SMALLEST * abs(level))):
-        return [Stretch(int(curve.finite[0]), int(curve.finite[-1]), "plateau", is_open=True)]
+        return [Stretch(int(rows[0]), int(rows[-1]), "plateau", is_open=True)]
     return []
 
 
