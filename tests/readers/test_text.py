@@ -371,10 +371,8 @@ def test_a_bar_of_each_pass_runs_on_and_one_of_each_training_does_not(goes_on: b
     lines = []
     for bar in range(6):
         for at in (40, 80, 99):
-            far = (99 * bar * goes_on + at) / 600
-            lines.append(
-                f"Train: {at}%|####| {at}/99 [00:10<00:01, 5.0it/s, loss={0.9 - 0.6 * far * (1 + 4 * (not goes_on)):.4f}]"
-            )
+            loss = 0.9 - (0.6 if goes_on else 3.0) * (99 * bar * goes_on + at) / 600
+            lines.append(f"Train: {at}%|####| {at}/99 [00:10<00:01, 5.0it/s, loss={loss:.4f}]")
     (tmp_path / "log").write_text("\n".join(lines) + "\n")
     log = read(str(tmp_path / "log"))
     assert ("the bar begins anew with each pass over the data: made to run on" in log.remarks) == goes_on
