@@ -248,7 +248,10 @@ def _is_below_before(curve: LossCurve, one: Stretch) -> bool:
         return False
     before = curve.finite_before(one.first, USUAL)
     highest = float(np.nanmax(curve.losses[one.first : one.last + 1]))
-    return len(before) >= FEWEST and highest <= _level(before)[0]
+    earlier = before[-2 * AVERAGED : -AVERAGED]  # where it falls they are higher still, and after a leap they are not
+    if len(before) < FEWEST or (len(earlier) and highest > float(np.median(earlier))):
+        return False
+    return highest <= _level(before)[0]
 
 
 def _is_unheard_of(curve: LossCurve, one: Stretch) -> bool:
