@@ -60,3 +60,19 @@ def test_a_loss_that_has_come_down_to_a_guess_has_an_accuracy_of_one() -> None:
     found = look(run(losses, accuracy=0.5 + 0.02 * noise("normal", 60, 1)))
     assert (found.verdict, "guess among 2" in found.because) == ("watch", True)
     assert look(run(losses, accuracy=0.5 + np.linspace(0, 0.3, 60))).verdict == "healthy"
+
+
+def test_a_loss_that_is_the_very_same_to_the_end_calls_for_action() -> None:
+    """Of full precision: what was rounded, or stands for a few rows, may move below the last digit."""
+    for seed in range(5):
+        losses = falling(60 + 20 * seed, seed=seed)
+        stuck = losses.copy()
+        stuck[len(losses) // 2 :] = losses[len(losses) // 2]
+        found = look(run(stuck))
+        assert (found.verdict, found.because.startswith("loss exactly")) == ("act", True)
+        assert look(run(np.round(stuck, 4))).verdict != "act"
+        spent = np.where(np.arange(len(losses)) < len(losses) // 2, 1e-3, 0.0)
+        assert look(run(stuck, lr=spent)).verdict != "act"
+        short = losses.copy()
+        short[-8:] = losses[-8]
+        assert look(run(short)).verdict == "healthy"

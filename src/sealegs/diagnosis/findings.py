@@ -38,7 +38,7 @@ from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
 from sealegs.diagnosis.live_findings import constant_scale, stalls, standing
-from sealegs.diagnosis.not_fallen import at_chance, is_warming_up, not_fallen
+from sealegs.diagnosis.not_fallen import at_chance, is_warming_up, not_fallen, stands_still
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
 from sealegs.record.interventions import skipped_steps
@@ -479,6 +479,8 @@ def _verdict(
         return ("watch", f"{told}; the learning rate still rises") if is_warming_up(run) else ("act", told)
     if blind is not None and _is_nothing(run, "loss") and _is_nothing(run, "grad_norm"):
         return "act", f"loss and gradient norm are exactly 0 on all {len(curve.losses)} rows: nothing is learned"
+    if still := stands_still(run, curve):
+        return "act", still
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.diagnosis.columns.meaning import HELD_OUT, is_share, nature_of, words_of
-from sealegs.diagnosis.curve.loss_curve import LossCurve
+from sealegs.diagnosis.curve.loss_curve import LossCurve, beside
 from sealegs.diagnosis.curve.stretches import CHOICES
 from sealegs.record.run import Run
 
@@ -17,6 +17,10 @@ RATE = "the learning rate (0, or a warm-up that has hardly begun), "
 FEWEST_SCORES = 8
 NEAR_CHANCE, NEAR_GUESS = 0.1, 0.01
 """Share by which an accuracy may differ from that of a guess, and a loss from the logarithm."""
+FEWEST_MOVING, DISTINCT = 10, 0.9
+"""Rows in which a loss moved, and in which it then stands; and the share of the former that differ."""
+SAME, SPENT = 1e-6, 1e-3
+"""Share of a loss by which it is the same but for rounding, and of its highest rate below which a rate is spent."""
 ONE_BATCH = "train on one batch until it is known by heart"
 
 
@@ -26,6 +30,30 @@ def not_fallen(curve: LossCurve) -> str:
     first, _, last = np.array_split(losses, 3)
     medians = f"median {np.median(first):.4g} in the first third, {np.median(last):.4g} in the last"
     return f"the loss has not fallen in {len(losses)} rows: {medians}"
+
+
+def stands_still(run: Run, curve: LossCurve) -> str:
+    """The sentence on a loss that moved and is the very same from a row to the end, to six digits, at a rate that is not
+    spent: the model gives the same answers whatever it is shown. Of losses written with few digits nobody knows."""
+    losses = curve.losses[curve.parts[-1]] if len(curve.finite) else curve.losses[:0]
+    if not len(losses) or not losses[-1]:
+        return ""
+    moved = np.flatnonzero(np.abs(losses - losses[-1]) > SAME * abs(losses[-1]))
+    first = int(moved[-1]) + 1 if len(moved) else 0
+    before = losses[:first]
+    if first < FEWEST_MOVING or len(losses) - first < max(len(losses) // 3, FEWEST_MOVING):
+        return ""
+    is_fine = [float(f"{loss:.6g}") != loss for loss in (*before.tolist(), float(losses[-1]))]
+    if not is_fine[-1] or np.mean(is_fine) < DISTINCT or len(np.unique(before)) < DISTINCT * first:
+        return ""
+    rates = np.nan_to_num(beside(run, curve, "lr")[curve.parts[-1]], nan=-1.0)  # where it was not logged
+    if 0 <= float(np.median(rates[first:])) < SPENT * float(rates.max()):
+        return ""
+    step = int(curve.steps[curve.parts[-1][first]])
+    return (
+        f"loss exactly {losses[-1]:.6g} on each of the last {len(losses) - first} rows, since step {step}, after "
+        f"{first} rows that differ: the model gives the same answers to everything"
+    )
 
 
 def at_chance(run: Run, curve: LossCurve) -> str:

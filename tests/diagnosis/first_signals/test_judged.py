@@ -427,3 +427,9 @@ def test_losses_and_scores_in_training_of_a_policy_that_has_learned_are_told_and
         if column != "min_loss":
             lost = columns | {"reward": columns["reward"].mean() + 0.03 * random.standard_normal(300)}
             assert look(run_with(lost)).verdict == "watch"
+
+
+def test_a_reward_that_never_changes_beside_a_loss_of_nothing_calls_for_action() -> None:
+    for reward in (-100.0, 0.0, 500.0):
+        columns = {"loss": np.zeros(80), "reward": np.full(80, reward), "policy_entropy": np.full(80, 0.03)}
+        assert look(run_with(columns | {"ep_len_mean": np.ones(80)})).verdict == "act"

@@ -257,6 +257,10 @@ def _nothing_to_learn(
         track, row = spread, spread.since(spread.level <= 1e-6 * spread.values.max(), rows=max(10, spread.rows // 5))
         text = "the rewards of a group are all the same"
     is_constant = reward is not None and reward.values.min() == reward.values.max()
+    if row is None and reward is not None and is_constant and _has_no_loss(run):
+        text = f"the reward is {reward.end:.4g} and the loss exactly 0 in every row: nothing is learned"
+        yield _standing(reward, 0, text, "nothing-to-learn", is_grave=True)
+        return
     if row is None and reward is not None and is_constant and dead_row is None:
         # that of an episode at its best is constant, too: without a spread or a gradient nobody knows
         text = f"the reward is {reward.end:.4g} in every row: the task is solved, or the reward says nothing"
@@ -280,6 +284,12 @@ def _nothing_to_learn(
     solved = f"; the reward is at its best, {course.end:.4g}" if learned and course is not None else ""
     text = f"{text}: {what}, since step {_step(track, row)}{solved}"
     yield _standing(track, row, text, "nothing-to-learn", is_grave=is_grave)
+
+
+def _has_no_loss(run: Run) -> bool:
+    """Whether the loss is exactly 0 wherever it was logged."""
+    losses = track_of(run, "loss")
+    return losses is not None and not losses.values.any()
 
 
 def _dead_since(gradient: Track | None) -> int | None:
