@@ -33,7 +33,7 @@ def not_fallen(curve: LossCurve) -> str:
 
 
 def stands_still(run: Run, curve: LossCurve) -> str:
-    """The sentence on a loss that moved and is the very same from a row to the end, to six digits, at a rate that is not
+    """The sentence on a loss that moved and is the same from a row to the end, to six digits, at a rate that is not
     spent: the model gives the same answers whatever it is shown. Of losses written with few digits nobody knows."""
     losses = curve.losses[curve.parts[-1]] if len(curve.finite) else curve.losses[:0]
     if not len(losses) or not losses[-1]:
