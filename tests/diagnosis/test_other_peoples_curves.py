@@ -257,3 +257,12 @@ def test_a_few_rows_that_leap_beyond_doubt_are_to_be_watched() -> None:
         assert look(run(losses, every=500)).verdict == "watch"
         losses[-3:] = losses[-4] * np.array([1.3, 0.9, 1.4])  # to and fro
         assert look(run(losses, every=500)).verdict == "unknown"
+
+
+def test_a_few_percent_in_a_few_rows_call_for_no_action() -> None:
+    for rows in (14, 18, 23):
+        losses = np.linspace(3.7, 3.6, rows) * np.exp(0.004 * noise("Gaussian", rows, rows))
+        losses[-4:] *= 1.04
+        assert look(run(losses, every=500)).verdict in ("unknown", "watch")
+        losses[-4:] *= 1.3
+        assert look(run(losses, every=500)).verdict in ("watch", "act")

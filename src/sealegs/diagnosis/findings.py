@@ -627,7 +627,7 @@ def _is_little(curve: LossCurve, one: Stretch) -> bool:
     most = USUAL if one.kind == "spike" else 2 * AVERAGED
     begun = begin if one.kind == "spike" else end - (end - begin) // 3  # the others may have risen slowly
     before, within, last = heights[max(begin - most, 0) : begin], heights[begun:end], heights[-most:]
-    if min(len(before), len(within)) < FEWEST:
+    if len(before) < FEWEST or len(within) < (FEWEST if len(heights) >= FEWEST_POINTS else 1):
         return False
     return max(float(np.median(within)), float(np.median(last))) - float(np.median(before)) < LITTLE
 

@@ -13,6 +13,8 @@ NO_GAIN = 4.0
 """Times it wanders that a gain is which nobody would see."""
 FEWEST_RISING = 8
 """The fewest rewards that rise beyond doubt."""
+BEYOND_DOUBT = 2 * SURE
+"""Times it wanders that a gain of any size is learning."""
 FEWEST_BENDS = 4
 """The fewest bends of a row of blocks that tell how they wander about a trend."""
 THIRDS = 12
@@ -44,6 +46,7 @@ class Course:
         """Whether it rose by more than it wanders, and is still up."""
         gain = self.best - self.start
         is_gain = gain >= SURE * self.wander and gain >= NOTABLE * self.size and gain > 0
+        is_gain |= gain >= BEYOND_DOUBT * self.wander > 0  # whatever zero means on its scale
         return (is_gain or self.is_apart) and self.best - self.end < LARGE * gain
 
     @property
