@@ -67,7 +67,9 @@ def test_a_loss_that_is_the_very_same_to_the_end_calls_for_action() -> None:
     for seed in range(5):
         losses = falling(60 + 20 * seed, seed=seed)
         stuck = losses.copy()
-        stuck[len(losses) // 2 :] = losses[len(losses) // 2]
+        converged = np.append(losses[: len(losses) // 2], np.full(len(losses) // 2, 0.99 * losses.min()))
+        assert look(run(converged)).verdict != "act"
+        stuck[len(losses) // 2 :] = 1.03 * losses[: len(losses) // 2].min()
         found = look(run(stuck))
         assert (found.verdict, found.because.startswith("loss exactly")) == ("act", True)
         assert look(run(np.round(stuck, 4))).verdict != "act"

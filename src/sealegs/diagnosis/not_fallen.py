@@ -19,8 +19,9 @@ NEAR_CHANCE, NEAR_GUESS = 0.1, 0.01
 """Share by which an accuracy may differ from that of a guess, and a loss from the logarithm."""
 FEWEST_MOVING, DISTINCT = 10, 0.9
 """Rows in which a loss moved, and in which it then stands; and the share of the former that differ."""
-SAME, SPENT = 1e-6, 1e-3
-"""Share of a loss by which it is the same but for rounding, and of its highest rate below which a rate is spent."""
+SAME, SPENT, ABOVE = 1e-6, 1e-3, 1.01
+"""Share of a loss by which it is the same but for rounding, of its highest rate below which a rate is spent, and times
+its lowest from which on a loss that stands has lost something."""
 ONE_BATCH = "train on one batch until it is known by heart"
 
 
@@ -33,8 +34,8 @@ def not_fallen(curve: LossCurve) -> str:
 
 
 def stands_still(run: Run, curve: LossCurve) -> str:
-    """The sentence on a loss that moved and is the same from a row to the end, to six digits, at a rate that is not
-    spent: the model gives the same answers whatever it is shown. Of losses written with few digits nobody knows."""
+    """The sentence on a loss that moved and is the same from a row to the end, to six digits, above its lowest and at a
+    rate that is not spent: the model gives the same answers whatever it is shown. Of few digits nobody knows."""
     losses = curve.losses[curve.parts[-1]] if len(curve.finite) else curve.losses[:0]
     if not len(losses) or not losses[-1]:
         return ""
@@ -42,6 +43,8 @@ def stands_still(run: Run, curve: LossCurve) -> str:
     first = int(moved[-1]) + 1 if len(moved) else 0
     before = losses[:first]
     if first < FEWEST_MOVING or len(losses) - first < max(len(losses) // 3, FEWEST_MOVING):
+        return ""
+    if losses[-1] <= ABOVE * float(before.min()):  # what has come to rest at its lowest has converged
         return ""
     is_fine = [float(f"{loss:.6g}") != loss for loss in (*before.tolist(), float(losses[-1]))]
     if not is_fine[-1] or np.mean(is_fine) < DISTINCT or len(np.unique(before)) < DISTINCT * first:
