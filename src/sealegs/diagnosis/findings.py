@@ -56,7 +56,7 @@ GRADUAL, LITTLE = ("spike", "level_shift", "drift"), 0.06
 SURE, NORMAL = 4.0, 1.4826
 """Standard errors that a rise must be above the few rows before it to ask for an action, and what makes a median change
 a deviation."""
-UNHEARD_OF, BEYOND_ALL = 100.0, 10.0
+UNHEARD_OF, BEYOND_ALL = 10.0, 2.0
 """Times the median before, and times the largest before, from which a leap of a loss that measures nothing counts."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
