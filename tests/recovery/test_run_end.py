@@ -181,6 +181,26 @@ def test_a_loss_of_both_signs_raises_an_alarm_and_the_run_goes_on(tmp_path: Path
     assert all("it takes both signs, so it is no measure of the weights" in reason for reason in excuses)
 
 
+def test_a_loss_of_a_model_that_has_grown_does_not_have_to_come_back(tmp_path: Path) -> None:
+    """As where classes are added one after the other: what was usual before is no level of the grown model's."""
+    torch.manual_seed(0)
+    head = nn.Linear(32, 1)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), head)
+    optimizer = torch.optim.AdamW(model[0].parameters(), lr=1e-3)
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=Playbook.standard(), checkpoint_every=50) as guard:
+        for batch in guard.batches(data(300)):
+            if guard.number == 220:
+                optimizer.add_param_group({"params": list(head.parameters())})
+            loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean() + 0.1
+            loss.backward()
+            guard.step(loss + 30.0 * (guard.number >= 220))
+    events = sealegs.open_run(tmp_path / "a").events
+    assert [event.step for event in events if event.kind == "alarm"][:1] == [220]
+    assert not [event for event in events if event.kind in ("intervention", "rung-passed-over")]
+    (excuse,) = {event.detail["reason"].partition(", but ")[2] for event in events if event.kind == "weights-excused"}
+    assert excuse == "a change was announced since it began, so that its level is another one on purpose"
+
+
 @pytest.mark.parametrize(("until", "is_short"), [(120, False), (100, False), (60, True)])
 def test_a_run_that_ends_far_from_where_it_went_back_from_is_warned_of(
     until: int, is_short: bool, tmp_path: Path

@@ -345,6 +345,10 @@ class AnomalyEvidence:
             return False
         return median(self._losses(LATELY)) - median(self._first) > FAR_BEYOND
 
+    def was_changed_on_purpose(self, since: int) -> bool:
+        """Whether a change was announced since a step: the level of before is not what the loss has to come back to."""
+        return self._announced is not None and self._announced >= since
+
     @property
     def has_lost_everything(self) -> bool:
         """Whether the loss is above that of the run's beginning: of what was learned nothing is left."""

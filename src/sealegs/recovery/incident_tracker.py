@@ -254,6 +254,8 @@ class IncidentTracker:
             return "it is about other signals than the loss, which are no reason to go back"
         if self.evidence.is_running_away(incident.start):
             return ""
+        if self.evidence.was_changed_on_purpose(incident.start):
+            return "a change was announced since it began, so that its level is another one on purpose"
         if self.evidence.is_sound:
             return "the last probe found that the data have changed, and not the weights"
         if self.evidence.had_grown(incident.usual):

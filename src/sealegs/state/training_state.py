@@ -110,6 +110,11 @@ class TrainingState:
         }
         optimizers = []
         for number, (optimizer, held) in enumerate(zip(self.optimizers, settings, strict=True)):
+            if (sizes := [len(group["params"]) for group in optimizer.param_groups]) != held.sizes:
+                raise SourceError(
+                    f"the state of step {snapshot.step} is of an optimizer of {held.sizes} parameters, and it is of "
+                    f"{sizes} now"
+                )
             groups, states = held.as_held(moments)
             trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             then = SimpleNamespace(
