@@ -37,7 +37,7 @@ types: .venv/test.stamp
 	$(BIN)/mypy
 
 tests: .venv/test.stamp chromium
-	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
 
 format: .venv/test.stamp  ## mend what can be mended by machine
 	$(BIN)/ruff format .

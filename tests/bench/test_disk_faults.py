@@ -90,7 +90,7 @@ def die(folder: Path) -> None:
         copied(folder)
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("jobs")
 def test_a_process_that_dies_leaves_half_of_what_it_was_writing(tmp_path: Path) -> None:
     child = start(die, tmp_path)
     child.join()
@@ -130,7 +130,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Result], Path]
     return results, place / "whole" / "disk"
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("jobs")
 def test_a_run_folder_is_sound_after_a_fault_of_every_kind(cases: tuple[list[Result], Path]) -> None:
     """Every fault at every call of every scenario takes hours: bench/disk_faults.py."""
     results, _ = cases
@@ -141,7 +141,7 @@ def test_a_run_folder_is_sound_after_a_fault_of_every_kind(cases: tuple[list[Res
     assert f"| all | all | {len(results)} |" in report(results)
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("jobs")
 def test_a_folder_that_is_not_sound_is_complained_of(cases: tuple[list[Result], Path], tmp_path: Path) -> None:
     """The same looks, at a whole run that somebody has damaged."""
     _, whole = cases

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.elasticity.account import account_of
 from bench.elasticity.kills import run_with_kills
 
-pytestmark = [pytest.mark.trains, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.trains, pytest.mark.xdist_group("jobs")]
 
 
 def test_a_job_outlives_its_machines_and_loses_no_sample(tmp_path: Path) -> None:

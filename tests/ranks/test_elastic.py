@@ -21,7 +21,7 @@ assert _spec.loader is not None
 elastic: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(elastic)
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = pytest.mark.xdist_group("jobs")
 
 WRAPPERS = ("ddp", "fsdp2")
 

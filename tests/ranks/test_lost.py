@@ -12,7 +12,7 @@ from tests.ranks.launch import _on_rank
 
 import sealegs
 
-pytestmark = pytest.mark.xdist_group("ranks")  # all jobs are under way at once, and mostly wait
+pytestmark = pytest.mark.xdist_group("jobs")  # all jobs are under way at once, and mostly wait
 
 PATIENCE_S = 120.0
 """A hang would be of half an hour, torch's own timeout, or have no end."""

@@ -17,7 +17,7 @@ assert _spec.loader is not None
 matrix: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(matrix)
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = pytest.mark.xdist_group("jobs")
 
 TOLERANCE = 1e-6
 """How far loss and norm may be from those of one process, in float32: sums are added in another order."""

@@ -18,7 +18,7 @@ from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
 from sealegs.record.run import open_run
 
-pytestmark = pytest.mark.xdist_group("ranks")  # the process that others are forked from is made once
+pytestmark = pytest.mark.xdist_group("jobs")  # the process that others are forked from is made once
 
 NANO = SIZES["nano"]
 CADENCE = replace(NANO.cadence, evaluate_steps=0, checkpoint_steps=20, snapshot_steps=20, evaluate_batches=16)

@@ -40,7 +40,7 @@ _DOTTED = re.compile(r" *([A-Za-z_][\w./-]{0,80}) ?\.{3,} ?(.*)")
 _COLON = re.compile(r"( *)(?:- )?['\"]?([A-Za-z_][\w./-]{0,80})['\"]?:(?: +(.*))?")
 _EQUALS = re.compile(r"( *)([A-Za-z_][\w./-]{0,80})\s*=\s*(.*)")
 _CELLS = re.compile(
-    r" *[|\u2502\u2503] *([A-Za-z_][^|\u2502\u2503]{0,60}?) *[|\u2502\u2503] *([^|\u2502\u2503]+?) *[|\u2502\u2503] *"
+    r" *[|\u2502\u2503] *([A-Za-z_][^|\u2502\u2503]{0,60}?) *[|\u2502\u2503]([^|\u2502\u2503]+)[|\u2502\u2503] *"
 )
 _OPENS = re.compile(
     r"[\w ./'-]{0,60}[:=]? ?"
@@ -82,6 +82,11 @@ class SettingLines:
         self._lines: list[tuple[int, str, str | None]] = []
         self._open: list[str] = []
         self._size = self._depth = 0
+
+    @property
+    def is_in_braces(self) -> bool:
+        """Whether a block is open that goes on over every line, whatever it is."""
+        return bool(self._open)
 
     def see(self, line: str, row: int) -> bool:
         """Look at a line, ``row`` rows having come before it; whether it may be a setting."""
@@ -198,7 +203,7 @@ def literal(text: str) -> Any:
 def _form_of(rest: str, cells: re.Match[str] | None) -> tuple[str, tuple[int, str, str | None] | None]:
     """The form of a line of a block; and its indentation, name and value as text (None where deeper lines follow)."""
     if cells:
-        return "cells", (0, re.sub(r"\W+", "_", cells[1].partition(" (")[0]).strip("_").lower(), cells[2])
+        return "cells", (0, re.sub(r"\W+", "_", cells[1].partition(" (")[0]).strip("_").lower(), cells[2].strip())
     if found := _DOTTED.fullmatch(rest):
         return (
             ("dotted", (0, found[1], found[2])) if "[OKAY]" not in found[2] and "[NO]" not in found[2] else ("", None)

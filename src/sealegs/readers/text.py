@@ -138,6 +138,11 @@ class _Scan:
 
     def see(self, line: str) -> None:
         """Read one line."""
+        if not line or line.isspace():  # there are files of little else
+            self.close_box()
+            if self._settings.is_in_braces:
+                self._settings.see(line, self._rows_so_far)
+            return
         for place, (pattern, kind) in enumerate(self._kinds):
             if found := pattern.fullmatch(line):
                 if place:  # the one that was last of use goes last when there are too many
@@ -155,7 +160,7 @@ class _Scan:
                     needs_epoch = bool(self._epoch) and kind.epoch is None
                     self._block_kind = kind if kind.stands_alone and not needs_epoch else None
                 return
-        if line[:1] in _EDGES and line and (cells := boxed(line)) is not None:
+        if line[:1] in _EDGES and (cells := boxed(line)) is not None:
             self._open(cells)
             self._settings.see(line, self._rows_so_far)
             return
@@ -167,7 +172,7 @@ class _Scan:
             self._losses += 1
             return
         self._names_above = names_above(line) or self._names_above
-        if not (_is_worth_a_look(line) and self._is_understood(line)) and line:
+        if not (_is_worth_a_look(line) and self._is_understood(line)):
             rows = self._rows_so_far
             self._launches.see(line, rows)
             if not self._settings.see(line, rows):
