@@ -1,7 +1,8 @@
 """A function in, a process of its own out, forked from one that has imported torch and done nothing else.
 
 For tests that need what only a process has, and not the way in which a program begins or ends: to import torch costs
-more than most of them do. Tests in the group "ranks" share the one that it is done in, and those in "jobs", which mostly wait, another.
+more than most of them do. Tests in the group "ranks" share the one that it is done in, and those in "jobs", which
+mostly wait, another.
 """
 
 import multiprocessing
