@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sealegs.recovery.actions import Impossible
+from sealegs.signals.collect import waited_for
 from sealegs.signals.collective import Collective
 from sealegs.signals.layout import Layout, local
 from sealegs.signals.ranks import checksum_of
@@ -47,8 +48,8 @@ def _held(layout: Layout, optimizers: Sequence[Optimizer]) -> list[Tensor]:
     return held
 
 
-def _sums(held: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(checksum_of([tensor], tensor.device).tolist()) for tensor in held)
+def _sums(held: Sequence[Tensor]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(waited_for(checksum_of([tensor], tensor.device))) for tensor in held)
 
 
 def _sources(twins: Sequence[int], sums: Sequence[object]) -> dict[int, int]:

@@ -20,7 +20,7 @@ from sealegs.errors import ConfigError
 from sealegs.signals import low_precision
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
 from sealegs.signals.attention import HeadLogits
-from sealegs.signals.collect import Block
+from sealegs.signals.collect import Block, waited_for
 from sealegs.signals.collective import Collective
 from sealegs.signals.groups import Groups, find_embeddings, merged_groups, sent
 from sealegs.signals.incident_window import IncidentWindow
@@ -341,7 +341,7 @@ class Meter:
         mine = contribution(nothing, nothing, nothing, nothing, None, number, checksum)
         rows = self.ranks.gather(self._padded(mine, ()), number)  # as long as the row of a step
         merged = merge(rows[:, : len(FIELDS)], self._standing_on(rows.device))
-        found = dict(zip(MERGED, merged.tolist(), strict=True))
+        found = dict(zip(MERGED, waited_for(merged), strict=True))
         are_apart = found["ranks_differ"] > 0 and not found["steps_apart"]
         return {name: found[name] for name in ("ranks_differ", "differing_rank")} if are_apart else {}
 
