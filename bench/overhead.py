@@ -3,7 +3,8 @@
     python bench/overhead.py [--only NAME ...] [--optimizer fused|muon|plain|fuse] [--out FILE.json]
 
 On a CUDA device: the 49M-parameter x1 at 32k and 4k tokens a step, a 350M and a 1.3B one at 16k, bf16, compiled,
-free-running. `muon`: torch's Muon on the matrices of the blocks beside a fused AdamW; `plain`: AdamW as torch makes it;
+free-running. `muon`: torch's Muon on the matrices of the blocks beside a fused AdamW, and what it costs to look at the
+attention logits too, for which every tenth step is not compiled; `plain`: AdamW as torch makes it;
 `fuse`: the same, which a guard with `Skipping(fuse=True)` has fused, for all of the table.
 On a CPU: the toy model. Blocks of steps of every variant are interleaved on one model, and each is compared with the
 blocks of the first variant next to it; the median of those ratios is printed, with the interval that it lies in with
@@ -31,10 +32,11 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import AdamW, Muon, Optimizer
 
 import sealegs
-from sealegs.guard_options import Telemetry
+from sealegs.guard_options import Clipping, Telemetry
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, ModelSettings
 from sealegs.lab.train import build_optimizer
+from sealegs.signals.activations import ActivationSampler
 from sealegs.step.skip_way import BEGIN, BLOCK, BLOCKS
 
 X1 = SIZES["x1"].model
@@ -197,7 +199,7 @@ def z_clip() -> Callable[[Subject], None]:
 
 def guarded(subject: Subject, folder: Path, **options: Any) -> tuple[Callable[[Subject], None], sealegs.Guard]:
     """The guard with its defaults, recording included."""
-    guard = sealegs.Guard(subject.model, subject.optimizers, run=folder, clip=1.0, **options)
+    guard = sealegs.Guard(subject.model, subject.optimizers, run=folder, **({"clip": 1.0} | options))
 
     def step(subject: Subject) -> None:
         guard.step(subject.backward())
@@ -238,6 +240,14 @@ def measure(name: str, blocks: int, scratch: Path, optimizer: str = "fused") -> 
         for way in WAYS:
             variants[f"guard, way={way}"], one = guarded(subject, scratch / way, act=sealegs.Skipping(way=way))
             others.append(one)
+        variants["guard, way=device, logits of every 10th step"], one = guarded(
+            subject,
+            scratch / "logits",
+            act=sealegs.Skipping(way="device"),
+            clip=Clipping(norm=1.0, attention_logit=1e6),
+            telemetry=Telemetry(activations=ActivationSampler(subject.model, force_eager=True)),
+        )
+        others.append(one)
     variants |= {".item() of loss and norm": item_each_step, "isnan loop over parameters": isnan_loop}
     if optimizer == "fused":
         variants |= {
