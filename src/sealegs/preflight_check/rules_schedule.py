@@ -224,7 +224,8 @@ def _comes_up_again(curve: RateCurve) -> bool:
     A periodic schedule has several lows, and any place before the end may be one of its tops.
     """
     since = curve.rates[curve.top :]
-    low = max(place for place, rate in enumerate(since) if rate <= 1.01 * min(since) + 1e-3 * curve.peak)
+    bottom = 1.01 * min(since) + 1e-3 * curve.peak
+    low = max(place for place, rate in enumerate(since) if rate <= bottom)
     return since[-1] > 1.5 * since[low] and since[-1] >= 0.95 * max(since[low:])
 
 
