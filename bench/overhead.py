@@ -36,6 +36,8 @@ from sealegs.guard_options import Clipping, Telemetry
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, ModelSettings
 from sealegs.lab.train import build_optimizer
+from sealegs.record.events import load_events
+from sealegs.record.schema import EVENTS
 from sealegs.signals.activations import ActivationSampler
 from sealegs.step.skip_way import BEGIN, BLOCK, BLOCKS
 
@@ -278,7 +280,7 @@ def measure(name: str, blocks: int, scratch: Path, optimizer: str = "fused") -> 
     by_its_count = 100 * paid / (sum(seconds["guard"]) * steps - paid)
     for each in others:
         each.close()
-    said = [event.detail for event in sealegs.open_run(scratch / "default").events if event.kind == "skip-way"]
+    said = [event.detail for event in load_events(scratch / "default" / EVENTS) if event.kind == "skip-way"]
     base = seconds["clip only"]
     table = {}
     for variant, measured in seconds.items():
