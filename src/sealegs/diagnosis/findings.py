@@ -107,6 +107,7 @@ def look(
         found = [one for one in found if one.kind in NUMERIC or _is_unheard_of(curve, one)]
     columns = judged(run, curve, known)
     norms = beside(run, curve, "grad_norm")
+    repeated = saw_tooth(run, curve)
     breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
     incidents = tuple(_incident(curve, norms, one, breaks, number) for number, one in enumerate(found, 1))
     findings = Findings(
@@ -115,7 +116,7 @@ def look(
         incidents=incidents,
         verdict="unknown",
         because="",
-        notices=(*_notices(run, curve, incidents), *_of_columns(columns.findings)),
+        notices=(*_notices(run, curve, incidents, repeated), *_of_columns(columns.findings)),
         standing=(*of_kind(run, known), *standing(run, _counting(incidents, known), lead=LEAD * curve.interval)),
         columns=columns.findings,
         judged=columns.judged,
@@ -125,7 +126,7 @@ def look(
         kind=known,
         uncounted=risen - len(found),
     )
-    tooth = _tooth_of_all(run, curve, found)
+    tooth = repeated if _is_of_all(curve, found, repeated) else None
     grave = [] if tooth else _grave(findings, curve, found)
     cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
     damage = [incident for incident in grave if incident not in cleared]
@@ -437,11 +438,10 @@ def _blind(findings: Findings) -> Problem | None:
     return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
 
 
-def _tooth_of_all(run: Run, curve: LossCurve, found: Sequence[Stretch]) -> SawTooth | None:
-    """The saw-tooth that all rises of a run are part of, if there is one."""
+def _is_of_all(curve: LossCurve, found: Sequence[Stretch], tooth: SawTooth | None) -> bool:
+    """Whether all rises of a run, of which there are some, are part of a saw-tooth."""
     rises = [one for one in found if one.kind not in BENIGN]
-    tooth = saw_tooth(run, curve) if rises else None
-    return tooth if tooth is not None and is_of_the_tooth(curve, tooth, rises) else None
+    return bool(rises) and tooth is not None and is_of_the_tooth(curve, tooth, rises)
 
 
 def _is_nothing(run: Run, signal: str) -> bool:
@@ -649,7 +649,7 @@ def _first_of(standing: Sequence[Standing]) -> str:
     return standing[0].text + more
 
 
-def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple[str, ...]:
+def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident], tooth: SawTooth | None) -> tuple[str, ...]:
     """Leaps of the gradient norm that are no part of an incident; then what changes slowly beside the loss."""
     spans = [(it.start - LEAD * curve.interval, math.inf if it.end is None else it.end) for it in incidents]
     leaps = norm_leaps(run, curve)
@@ -657,7 +657,6 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
     more = f"; and {len(apart) - MOST_NOTICES} more such leaps" if len(apart) > MOST_NOTICES else ""
     told = [str(leap) for leap in apart[:MOST_NOTICES]]
     leapt = (*told[:-1], told[-1] + more) if told else ()
-    tooth = saw_tooth(run, curve)
     slow = (
         norm_breaks(run, curve, spans),
         learns_by_heart(run, curve),

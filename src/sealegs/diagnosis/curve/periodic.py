@@ -47,22 +47,22 @@ def period_of(heights: Floats) -> Period | None:
     )
     count = len(points)
     trend = np.log1p(np.arange(count) + count / 20)[:, None] ** np.arange(TREND)
-    rest = points - _fitted(trend, points)
+    axes = np.linalg.qr(trend)[0]
+    rest = points - axes @ (axes.T @ points)
     power = np.abs(np.fft.rfft(rest * np.hanning(count))) ** 2
     power[: int(CYCLES)] = power[count // SHORTEST + 1 :] = 0.0
     best, foretold = 0.0, 0.0
-    centres = np.argsort(power)[-CANDIDATES:].tolist()
+    centres = np.argsort(power)[-CANDIDATES:]
     for reach in (0.5, 0.5 / REFINED):
-        for centre in centres:
-            for cycles in np.linspace(centre - reach, centre + reach, REFINED).tolist():
-                if not CYCLES <= cycles <= count / SHORTEST:
-                    continue
-                if (share := _share(points, trend, cycles)) > foretold:
-                    best, foretold = cycles, share
-        centres = [best]
+        cycles = np.linspace(centres - reach, centres + reach, REFINED, axis=1).ravel()
+        cycles = cycles[(cycles >= CYCLES) & (cycles <= count / SHORTEST)]
+        shares = _shares(rest, axes, cycles)
+        if len(shares) and shares.max() > foretold:
+            best, foretold = float(cycles[shares.argmax()]), float(shares.max())
+        centres = np.array([best])
     if not best or foretold < (FORETOLD if best >= MANY else BY_FEW):
         return None
-    waves = _waves(count, best)
+    (waves,) = _waves(count, np.array([best])).transpose(0, 2, 1)
     shape = waves @ np.linalg.lstsq(np.hstack([trend, waves]), points, rcond=None)[0][TREND:]
     apart = points - _fitted(np.hstack([trend, waves]), points) + shape
     each = np.arange(count) * best // count
@@ -70,16 +70,30 @@ def period_of(heights: Floats) -> Period | None:
     return Period(size * count / best, float(np.ptp(shape))) if min(alike) >= ALIKE else None
 
 
-def _share(points: Floats, trend: Floats, cycles: float) -> float:
-    """The share of the variance about the trend that a wave with its harmonics foretells."""
-    without = float(np.sum((points - _fitted(trend, points)) ** 2))
-    left = float(np.sum((points - _fitted(np.hstack([trend, _waves(len(points), cycles)]), points)) ** 2))
-    return 1 - left / without if without > 0 else 0.0
+def _shares(rest: Floats, axes: Floats, cycles: Floats) -> Floats:
+    """The share of the variance about the trend that a wave with its harmonics foretells, for each number of cycles.
+
+    ``axes`` are orthogonal and span the trend, which is not in ``rest`` any more: so the waves without it are enough.
+    """
+    without = float(rest @ rest)
+    if not without > 0:
+        return np.zeros(len(cycles))
+    waves = _waves(len(rest), cycles)
+    of_trend = waves @ axes
+    products = waves @ waves.transpose(0, 2, 1) - of_trend @ of_trend.transpose(0, 2, 1)
+    along = waves @ rest
+    # the fourth harmonic of the shortest period has no sine: what is next to nothing there counts as nothing
+    heights = np.linalg.pinv(products, rcond=1e-9, hermitian=True) @ along[:, :, None]
+    return np.asarray((along * heights[:, :, 0]).sum(axis=1) / without)
 
 
-def _waves(count: int, cycles: float) -> Floats:
-    phases = 2 * np.pi * cycles / count * np.arange(count)[:, None] * np.arange(1, WAVES + 1)
-    return np.hstack([np.cos(phases), np.sin(phases)])
+def _waves(count: int, cycles: Floats) -> Floats:
+    """Cosines and sines of all harmonics, point by point, for each number of cycles."""
+    turns = np.empty((len(cycles), WAVES, count), dtype=np.complex128)
+    np.exp(2j * np.pi / count * cycles[:, None] * np.arange(count), out=turns[:, 0])
+    for harmonic in range(1, WAVES):
+        np.multiply(turns[:, harmonic - 1], turns[:, 0], out=turns[:, harmonic])
+    return np.concatenate([turns.real, turns.imag], axis=1)
 
 
 def _fitted(terms: Floats, points: Floats) -> Floats:
