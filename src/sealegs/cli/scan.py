@@ -16,6 +16,7 @@ import tyro
 from sealegs.batching.exclusions import write_list
 from sealegs.batching.stratified import Ints, RareRows
 from sealegs.cli.output import show, show_json, tell, text_of
+from sealegs.cli.scan_tasks import NOT_DONE, TaskOptions, counted_by_tasks, refuse, show_status
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import folder_aside, is_taken, whole_file, writing
 from sealegs.record.schema import INCIDENT_DATA
@@ -42,7 +43,9 @@ token ids as .npy or .bin; any other file is text, one document. Also `stdlib`, 
 
 Text is counted in characters, its documents in words; with --tokenizer both in tokens, twenty times slower.
 
-exit code: 0 nothing to drop or to defer; 1 something; 2 it cannot be read.
+A corpus that does not fit one machine: --on slurm or ray, with --tasks and --work; CORPUS may be an address (s3://).
+
+exit code: 0 nothing to drop or to defer; 1 something; 2 it cannot be read; 3 the tasks are not done yet.
 
 examples:
   sealegs scan corpus/                                  every file of a folder
@@ -51,6 +54,7 @@ examples:
   sealegs scan tokens.npy --row 1024 --batch 32         and which batches will have many rare tokens
   sealegs scan mine.toml                                the same for a run of the lab, in its own order
   sealegs scan tokens.npy --incident night#2 -o aside   which documents were behind an incident
+  sealegs scan s3://b/c --on slurm --tasks 200 --partition cpu --work /shared/work    in many tasks, on a cluster
 """
 SUSPECT_STEPS = 8
 """Steps whose batches are looked at, at most: from the one before the onset to the peak."""
@@ -61,10 +65,10 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(TaskOptions):
     """What the command line can say."""
 
-    corpus: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="CORPUS [CORPUS ...]")]
+    corpus: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="CORPUS [CORPUS ...]")] = ()
     """Files, folders, `stdlib` or a settings file."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="DIR")] = None
     """A new folder for the page, the numbers and the list."""
@@ -98,12 +102,21 @@ def main(arguments: Sequence[str]) -> int:
     """Scan the corpus, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs scan", description=DESCRIPTION)
     _refuse(options)
+    if options.status:
+        return show_status(str(options.work))
     is_run = options.corpus[0].endswith(".toml")
     parts, ways, look_ahead = (_of_run if is_run else _of_files)(options)
     batches = None if options.incident is None else _batches_of(options.incident, parts, ways)
     jobs = options.jobs or len(os.sched_getaffinity(0))
-    counts = scan(parts, ways, jobs=jobs, tell=_progress(parts))
-    settled = CorpusSummary(counts, parts, ways)
+    if options.on is not None:
+        by_tasks = counted_by_tasks(options, options.corpus, parts, ways, jobs)
+        if by_tasks is None:
+            return 0 if options.dry_run else NOT_DONE
+        work, counts = by_tasks
+        settled = CorpusSummary(counts, parts, ways, tables=work.tables)
+    else:
+        counts = scan(parts, ways, jobs=jobs, tell=_progress(parts))
+        settled = CorpusSummary(counts, parts, ways)
     found = None
     if batches is not None:
         search = _searched(batches, settled, parts, ways, jobs)
@@ -124,6 +137,9 @@ def _refuse(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name} {value}: at least {least}")
+    refuse(options, has_incident=options.incident is not None)
+    if options.status:
+        return
     if not options.corpus:
         raise ConfigError("which corpus? give files or folders")
     if len(options.corpus) > 1 and any(name.endswith(".toml") for name in options.corpus):

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.scan.blocks import PART_BYTES, End, Ids, Part, Read, TextDocuments, Ways
+from sealegs.scan.files import is_address, opened
 
 _ROWS = 512
 
 
-def ranges(path: Path, format: str) -> list[tuple[int, int, int]]:  # noqa: A002 - it is one
+def ranges(path: str, format: str) -> list[tuple[int, int, int]]:  # noqa: A002 - it is one
     """Row groups of a Parquet file or batches of an Arrow file, and their bytes."""
     if format == "parquet":
         with _parquet(path) as file:
@@ -75,7 +75,7 @@ def _by_source(batch: Any, source: str, ways: Ways) -> Iterator[tuple[str, Any]]
 
 
 def _rows_of(part: Part, ways: Ways) -> Iterator[Any]:
-    path = Path(part.file)
+    path = part.file
     if part.format == "parquet":
         with _parquet(path) as file:
             wanted = [name for name in (ways.field, ways.source) if name is not None]
@@ -88,22 +88,22 @@ def _rows_of(part: Part, ways: Ways) -> Iterator[Any]:
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
+def _parquet(path: str) -> Iterator[Any]:
     pa = _arrow()
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(opened(path) if is_address(path) else path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{path}: not a Parquet file, or damaged ({error})") from error
 
 
-def _batches(path: Path) -> Iterator[Any]:
+def _batches(path: str) -> Iterator[Any]:
     """The batches of an Arrow file: a stream, as ``datasets`` saves it, or a file with a table of contents."""
     pa = _arrow()
     try:
-        with pa.memory_map(str(path)) as mapped:
+        with pa.PythonFile(opened(path), "r") if is_address(path) else pa.memory_map(path) as mapped:
             try:
                 yield from pa.ipc.open_stream(mapped)
             except pa.ArrowInvalid:

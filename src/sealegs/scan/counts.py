@@ -145,6 +145,20 @@ class Counts:
     """What ``tokens`` counts: one unit per corpus."""
 
 
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Some documents of a corpus, and all that are equal to one of them."""
+
+    digests: NDArray[np.uint64]
+    keys: Ints
+    origins: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, counts: Counts) -> "Documents":
+        """All documents of some counts."""
+        return cls(counts.digests, counts.documents, counts.origins)
+
+
 def document_key(part: int, documents: Ints | int) -> Ints:
     """One number for a part and a document in it, in the order of the corpus."""
     return np.asarray(part * (1 << 32) + documents, np.int64)

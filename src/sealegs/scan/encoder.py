@@ -1,7 +1,6 @@
 """Makes a function that encodes documents as token ids, from a tokenizer.json."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 
 from sealegs.batching.stratified import Ints
 from sealegs.errors import MissingExtra, SourceError
+from sealegs.scan.files import opened
 from sealegs.scan.text import Encode
 
 
@@ -20,9 +20,10 @@ def tokenizer_of(path: str) -> Any:
     except ImportError as error:
         raise MissingExtra("--tokenizer", "tokenizers", "lab") from error
     try:
-        made = tokenizers.Tokenizer.from_str(Path(path).read_bytes().decode())
+        with opened(path) as file:
+            made = tokenizers.Tokenizer.from_str(file.read().decode())
     except OSError as error:
-        raise SourceError(f"--tokenizer {path}: cannot be read ({error.strerror})") from error
+        raise SourceError(f"--tokenizer {path}: cannot be read ({error.strerror or error})") from error
     except BaseException as error:  # the library raises nothing narrower, and Rust's panic is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

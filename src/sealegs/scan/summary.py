@@ -2,17 +2,27 @@
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sealegs.batching.stratified import Ints, rare_tokens
 from sealegs.errors import SourceError
 from sealegs.report.commands.scan import MEANING, Example, KindShown, Scanned, SourceShown, TokenShown
 from sealegs.scan.blocks import Ids, Part, TextDocuments, Ways
-from sealegs.scan.counts import LISTED, Counts, DocumentFinding, Unit, document_key, part_and_document, source_key
+from sealegs.scan.counts import (
+    LISTED,
+    Counts,
+    DocumentFinding,
+    Documents,
+    Unit,
+    document_key,
+    part_and_document,
+    source_key,
+)
 from sealegs.scan.encoder import tokenizer_of
 from sealegs.scan.plan import READERS
 from sealegs.scan.text import shown
@@ -23,6 +33,10 @@ _EXAMPLES = 5
 _FREQUENT = 8
 _PROBLEMS = 20
 _ORDER = ("drop", "defer")
+
+
+Tables: TypeAlias = Callable[[], Iterable[Documents]]
+"""The documents of a corpus, a part of them at a time by the first bits of their digests, in the order of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +51,16 @@ class CorpusSummary:
     """The counts of a corpus, and its parts, which give everything in the counts a name."""
 
     def __init__(
-        self, counts: Counts, parts: Sequence[Part], ways: Ways, *, also: Sequence[DocumentFinding] = ()
+        self,
+        counts: Counts,
+        parts: Sequence[Part],
+        ways: Ways,
+        *,
+        also: Sequence[DocumentFinding] = (),
+        tables: Tables | None = None,
     ) -> None:
-        """``also`` are findings that no count of a part shows by itself."""
+        """``also`` are findings that no count of a part shows by itself; ``tables`` has the documents if the counts
+        have not."""
         self._parts = parts
         self._ways = ways
         self._before = _numbers_before(counts, parts)
@@ -49,12 +70,10 @@ class CorpusSummary:
         if not counts.units:
             raise SourceError(self._problem(counts.problems[0]) if counts.problems else "no document was found")
         (self.unit,) = counts.units
-        more = [*_duplicates(self, counts), *(_crowded(self, counts) if self.unit == "tokens" else ()), *also]
-        self.counts = replace(
-            counts,
-            findings=tuple(sorted((*counts.findings, *more), key=lambda each: (each.part, each.document)))[:LISTED],
-            found=counts.found + Counter(zip(_sources_of(more, counts), (each.kind for each in more), strict=True)),
-        )
+        more = [*(_crowded(self, counts) if self.unit == "tokens" else ()), *also]
+        again, found = _over_tables(self, counts, more, tables or (lambda: [Documents.of(counts)]))
+        in_order = sorted((*counts.findings, *again, *more), key=lambda each: (each.part, each.document))
+        self.counts = replace(counts, findings=tuple(in_order)[:LISTED], found=counts.found + found)
 
     def name(self, part: int, document: int) -> Named:
         """The name of a document by its number in a part."""
@@ -209,26 +228,37 @@ def _numbers_before(counts: Counts, parts: Sequence[Part]) -> list[int]:
     return before
 
 
-def _sources_of(findings: Sequence[DocumentFinding], counts: Counts) -> list[str]:
-    """The source of each document that has a finding, and text."""
+def _over_tables(
+    settled: CorpusSummary, counts: Counts, findings: Sequence[DocumentFinding], tables: Tables
+) -> tuple[list[DocumentFinding], Counter[tuple[str, str]]]:
+    """The findings of duplicates, the first million; and how many of these and of others each source has."""
     names = {source_key(name): name for name in counts.sources}
-    in_order = np.argsort(counts.documents)
-    keys = np.array([int(document_key(each.part, each.document)) for each in findings], np.int64)
-    at = np.searchsorted(counts.documents, keys, sorter=in_order)
-    return [names[key] for key in counts.origins[in_order[at]].tolist()]
+    wanted = np.array([int(document_key(each.part, each.document)) for each in findings], np.int64)
+    again: list[DocumentFinding] = []
+    found: Counter[tuple[str, str]] = Counter()
+    for table in tables():
+        later, first, origins = _duplicates(table)
+        for key, times in zip(*(each.tolist() for each in np.unique(origins, return_counts=True)), strict=True):
+            found[names[key], "duplicate"] += times
+        for key, earlier in zip(later[: LISTED - len(again)].tolist(), first.tolist(), strict=False):
+            (twin,) = settled.names(np.array([earlier]))
+            again.append(DocumentFinding(*part_and_document(key), "duplicate", "drop", f"the same as {twin}", ""))
+        here = np.flatnonzero(np.isin(table.keys, wanted))
+        origin = dict(zip(table.keys[here].tolist(), table.origins[here].tolist(), strict=True))
+        for each, key in zip(findings, wanted.tolist(), strict=True):
+            if key in origin:
+                found[names[origin[key]], each.kind] += 1
+    return again, found
 
 
-def _duplicates(settled: CorpusSummary, counts: Counts) -> Iterator[DocumentFinding]:
-    """All documents that came before."""
-    by_digest = np.lexsort((counts.documents, counts.digests))
-    digests, documents = counts.digests[by_digest], counts.documents[by_digest]
+def _duplicates(table: Documents) -> tuple[Ints, Ints, NDArray[np.uint32]]:
+    """All documents that came before: their keys, those of the first ones, and their origins."""
+    by_digest = np.lexsort((table.keys, table.digests))
+    digests = table.digests[by_digest]
     again = np.flatnonzero(digests[1:] == digests[:-1]) + 1
-    begins = np.append(True, digests[1:] != digests[:-1])
-    first_of = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    for place in again[:LISTED].tolist():
-        part, document = part_and_document(int(documents[place]))
-        first = settled.names(documents[first_of[place] : first_of[place] + 1])[0]
-        yield DocumentFinding(part, document, "duplicate", "drop", f"the same as {first}", "")
+    begins = np.flatnonzero(np.append(True, digests[1:] != digests[:-1]))
+    first = begins[np.searchsorted(begins, again, side="right") - 1]
+    return table.keys[by_digest[again]], table.keys[by_digest[first]], table.origins[by_digest[again]]
 
 
 def _crowded(settled: CorpusSummary, counts: Counts) -> Iterator[DocumentFinding]:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import msgspec
@@ -26,6 +25,7 @@ from sealegs.scan.blocks import (
     Ways,
     joined,
 )
+from sealegs.scan.files import opened, size_of
 
 _BLANK = re.compile(rb"\n(?:[ \t\r\f\v]*\n)+")
 _LINE = re.compile(rb"\n")
@@ -33,14 +33,16 @@ _GLANCE = 1 << 13
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def ranges(path: Path, format: str) -> list[tuple[int, int]]:  # noqa: A002 - it is one
+def ranges(name: str, format: str) -> list[tuple[int, int]]:  # noqa: A002 - it is one
     """Pieces of a file that begin and end with a document."""
-    size = path.stat().st_size
-    if path.suffix == ".gz":
+    size = size_of(name)
+    if name.endswith(".gz"):
         return [(0, size)]  # can only be read from its beginning
     pattern = _LINE if format == "lines" else _BLANK
     cuts = [0]
-    with path.open("rb") as file:
+    if size <= PART_BYTES:
+        return [(0, size)]
+    with opened(name) as file:
         while size - cuts[-1] > PART_BYTES:
             cuts.append(_next_cut(file, cuts[-1] + PART_BYTES, pattern, size))
     return [(a, b) for a, b in zip(cuts, [*cuts[1:], size], strict=True) if a < b or size == 0]
@@ -57,9 +59,9 @@ def _next_cut(file: BinaryIO, place: int, pattern: re.Pattern[bytes], size: int)
     return size
 
 
-def is_text(path: Path) -> str | None:
+def is_text(name: str) -> str | None:
     """Why a file is not readable text, judged by its beginning; None if it is."""
-    with path.open("rb") as file:
+    with opened(name) as file:
         glance = file.read(_GLANCE)
     if glance.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16; save it as UTF-8"
@@ -89,11 +91,11 @@ def read_whole(part: Part, ways: Ways) -> Read:
     numbers: list[int] = []
     for number, name in enumerate(part.files):
         try:
-            reason = is_text(Path(name))
-            with Path(name).open("rb") as file:
+            reason = is_text(name)
+            with opened(name) as file:
                 data = file.read(LARGEST_DOCUMENT)
         except OSError as error:
-            reason = f"cannot be read ({error.strerror})"
+            reason = f"cannot be read ({error.strerror or error})"
         if reason:
             yield Unreadable(number, reason)
             continue
@@ -165,11 +167,11 @@ def _reason(error: Exception, line: bytes) -> str:
 
 @contextmanager
 def _opened(part: Part) -> Iterator[BinaryIO]:
-    if part.file.endswith(".gz"):
-        with gzip.open(part.file, "rb") as file:
-            yield file  # type: ignore[misc]
-        return
-    with Path(part.file).open("rb") as file:
+    with opened(part.file) as file:
+        if part.file.endswith(".gz"):
+            with gzip.open(file, "rb") as unpacked:
+                yield unpacked  # type: ignore[misc]
+            return
         file.seek(part.start)
         yield file
 
