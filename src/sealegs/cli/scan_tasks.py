@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from sealegs.cli.output import say, tell
+from sealegs.cli.output import say, show, tell
 from sealegs.errors import ConfigError
 from sealegs.scan.blocks import Part, Ways
 from sealegs.scan.counts import Counts, merged
@@ -104,7 +104,7 @@ def counted_by_tasks(
     work = WorkFolder.prepared(options.work, corpus, parts, ways)
     stage = counting(work, options.tasks)
     if options.dry_run:
-        say(script(work, stage, cluster).rstrip("\n"))
+        show("\n".join, script(work, stage, cluster).splitlines())
         return None
     work.damaged()
     if len(work.counted()) < len(work.plan.bundles):

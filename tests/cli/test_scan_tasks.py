@@ -1,0 +1,275 @@
+"""``sealegs scan --on``: any number of tasks, killed and begun again, comes to the same bytes as one process."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sealegs.cli.main import main
+
+pytest.importorskip("datatrove", reason="--on needs the extra `cluster`")
+ROOT = Path(__file__).parents[2]
+PLANT = ROOT / "tests" / "scan" / "plant.py"
+RUN = """
+import sys, sealegs.scan.tasks
+from sealegs.cli.main import main
+sealegs.scan.tasks._LOOK_S = 0.2
+if __name__ == "__main__": raise SystemExit(main(sys.argv[1:]))
+"""
+Said = tuple[int, str, str]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of every format, some of many documents and most of few; the same text in several of them."""
+    folder = tmp_path_factory.mktemp("corpus")
+    subprocess.run([sys.executable, PLANT, folder / "planted", "--seed", "3", "--documents", "40"], check=True)
+    (folder / "planted" / "truth.json").unlink()
+    lines = (folder / "planted" / "corpus.jsonl").read_text().splitlines()
+    draw = random.Random(4)  # noqa: S311 - no secrets
+    for number in range(206):
+        few = [*draw.choices(lines, k=2), json.dumps({"text": f"Document {number} of the small files."}), "no JSON"]
+        (folder / f"{number:03d}.jsonl").write_text("\n".join(few) + "\n")
+    for number in range(5):
+        (folder / f"{number}.md").write_text(f"# Chapter {number}\n\nA file that is one document.\n")
+    return folder
+
+
+@pytest.fixture
+def scan(
+    corpus: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Said]:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Said:
+        code = main(["scan", *words, *(["--jobs", "1"] if "--jobs" not in words else [])])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in sorted(folder.iterdir())}
+
+
+def report(scan: Callable[..., Said], corpus: Path, *words: str) -> tuple[str, dict[str, bytes]]:
+    """What is printed and what is written; and the folder is free for the next."""
+    code, out, _ = scan(str(corpus), "-o", "out", *words)
+    assert code == 1
+    found = files_in(Path("out"))
+    shutil.rmtree("out")
+    return out, found
+
+
+def test_any_number_of_tasks_comes_to_the_same_bytes(scan: Callable[..., Said], corpus: Path) -> None:
+    of_one_process = report(scan, corpus)
+    of_two = report(scan, corpus, "--on", "local", "--tasks", "2", "--work", "two")
+    of_many = report(scan, corpus, "--on", "local", "--tasks", "200", "--work", "many")
+    assert of_one_process == of_two == of_many
+    assert len(list(Path("many/tasks/count-00200/completions").iterdir())) == 200
+    assert "duplicate" in of_many[0]
+    assert not [each for each in Path("many").rglob("*") if each.suffix in {".pik", ".pkl", ".pickle"}]
+    code, out, _ = scan("--work", "many", "--status")
+    assert (code, out[:5]) == (0, "100% ")
+
+
+def test_a_scan_that_is_killed_goes_on(scan: Callable[..., Said], corpus: Path, tmp_path: Path) -> None:
+    """At a random moment, with another number of tasks afterwards; then one of its processes alone."""
+    wanted = report(scan, corpus)
+    (tmp_path / "run.py").write_text(RUN)
+    draw = random.Random()  # noqa: S311 - another moment in every run
+    for number, kill_all in enumerate((True, False)):
+        work = tmp_path / f"work{number}"
+        words = ["scan", str(corpus), "-o", "out", "--on", "local", "--tasks", "9", "--jobs", "2", "--work", str(work)]
+        run = subprocess.Popen(
+            [sys.executable, "run.py", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        enough = draw.randrange(1, 120)
+        counts = work / "counts"
+        while not counts.is_dir() or len(list(counts.glob("*.json"))) < enough:
+            assert run.poll() is None
+            time.sleep(0.005)
+        if kill_all:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.communicate(timeout=60)
+        else:
+            os.kill(worker_of(run.pid), signal.SIGKILL)
+            _, err = run.communicate(timeout=60)
+            assert run.returncode == 2, err
+            assert "a process of the scan was killed" in err
+            assert "Traceback" not in err
+        done = len(list(counts.glob("*.json")))
+        assert enough <= done < 215
+        code, out, _ = scan("--work", str(work), "--status")
+        assert code == 3
+        assert f"{done} of 2" in out
+        before = {each: each.stat().st_mtime_ns for each in counts.glob("*.json")}
+        assert report(scan, corpus, "--on", "local", "--tasks", "4", "--work", str(work)) == wanted
+        assert {each: each.stat().st_mtime_ns for each in before} == before  # what was counted is not counted again
+
+
+def worker_of(pid: int) -> int:
+    """A process of the pool: one that has been spawned, and does not mind the others."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    spawned = [each for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return int(spawned[-1])
+
+
+def test_counts_that_a_power_cut_has_torn_are_counted_again(scan: Callable[..., Said], corpus: Path) -> None:
+    words = ("--on", "local", "--tasks", "3", "--work", "work")
+    wanted = report(scan, corpus, *words)
+    for name in ("00003.npz", "00005.documents"):
+        torn = Path("work/counts") / name
+        torn.write_bytes(torn.read_bytes()[:-7])
+    assert report(scan, corpus, *words) == wanted
+
+
+def test_a_corpus_at_an_address_is_read_as_one_on_disk(scan: Callable[..., Said], corpus: Path) -> None:
+    """And the work folder may be at one, too."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    files = [each for each in corpus.rglob("*") if each.is_file()]
+    for each in [*files[::9], *(corpus / "planted").rglob("*.parquet"), *(corpus / "planted").rglob("*.arrow")]:
+        memory.pipe_file(f"/bucket/{each.relative_to(corpus)}", each.read_bytes())
+        copied = Path("copy") / each.relative_to(corpus)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(each, copied)
+    code, out, _ = scan("copy", "--json")
+    wanted = out.replace('"copy', '"memory://bucket').replace("as copy", "as memory://bucket")
+    assert code == 1
+    for words in ((), ("--on", "local", "--tasks", "5", "--work", "memory://work/here")):
+        code, out, _ = scan("memory://bucket/", "--json", *words)
+        assert out.replace('"memory://bucket/"', '"memory://bucket"') == wanted
+    assert memory.exists("/work/here/counts/00000.json")
+    assert not memory.glob("/work/here/**/*.partial")
+    local = Path("copy").absolute()
+    assert scan(f"file://{local}", "--json")[1].replace("file://", "") == scan(str(local), "--json")[1]
+
+
+def test_another_corpus_does_not_go_into_the_same_folder(scan: Callable[..., Said]) -> None:
+    Path("a.txt").write_text("One.\n\nTwo.")
+    words = ("--on", "local", "--tasks", "1", "--work", "work")
+    assert scan("a.txt", *words)[0] == 0
+    code, _, err = scan("a.txt", *words, "--longest", "7")
+    assert (code, "--work work: it was begun with --longest 32768; name a new folder" in err) == (2, True)
+    Path("a.txt").write_text("One.\n\nTwo.\n\nThree.")
+    code, _, err = scan("a.txt", *words)
+    assert (code, "the corpus or the tokenizer has changed since it was begun" in err) == (2, True)
+    Path("b.txt").write_text("One.")
+    code, _, err = scan("b.txt", *words)
+    assert (code, "it holds the scan of a.txt in " in err) == (2, True)
+
+
+def test_a_task_that_ends_is_told_with_its_reason(scan: Callable[..., Said]) -> None:
+    Path("a.txt").write_text("One.")
+    Path("work/counts/00000.npz").mkdir(parents=True)
+    code, _, err = scan("a.txt", "--on", "local", "--tasks", "1", "--work", "work")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "counts/00000.npz: cannot be written (" in err
+    Path("work/counts/00000.npz").rmdir()
+    code, out, _ = scan("--work", "work", "--status")
+    assert (code, "task 0 ended: " in out) == (3, True)
+    assert scan("a.txt", "--on", "local", "--tasks", "1", "--work", "work")[0] == 0
+    assert "ended" not in scan("--work", "work", "--status")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["a.txt", "--tasks", "2"], "--tasks 2: give --on, too: local, slurm or ray"),
+        (["a.txt", "--on", "local", "--tasks", "2"], "--on local: give --work, too: a folder that every task sees"),
+        (["a.txt", "--on", "local", "--work", "w"], "--tasks: give at least 1 for --on local"),
+        (["a.txt", "--on", "local", "--work", "w", "--tasks", "0"], "--tasks 0: give at least 1"),
+        (["a.txt", "--on", "local", "--work", "w", "--tasks", "1", "--dry-run"], "no batch script for --on local"),
+        (["a.txt", "--on", "slurm", "--work", "w", "--tasks", "1"], "--on slurm: give --partition, too"),
+        (["a.txt", "--on", "slurm", "--work", "w", "--tasks", "1", "--sbatch", "x"], "--sbatch x: give KEY=VALUE"),
+        (["a.txt", "--on", "local", "--work", "w", "--tasks", "1", "--incident", "r#1"], "--incident: the corpus is"),
+        (["--status"], "--status: give --work, too"),
+        (["--status", "--work", "nowhere"], "--work nowhere: no scan has been started in it"),
+        (["s4://bucket/corpus"], "s4://bucket/corpus: Protocol not known: s4"),
+        (["memory://nothing"], "memory://nothing: no such file or folder"),
+        (["memory://here/a.npy"], "memory://here/a.npy: token ids are mapped into memory; copy or mount them"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], sentence: str, scan: Callable[..., Said]) -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").pipe_file("/here/a.npy", b"ids")
+    Path("a.txt").write_text("One.")
+    code, out, err = scan(*words)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+def test_without_datatrove_it_says_what_to_install(scan: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.txt").write_text("One.")
+    monkeypatch.setitem(sys.modules, "sealegs.scan.local_executor", None)
+    code, _, err = scan("a.txt", "--on", "local", "--tasks", "1", "--work", "work")
+    assert code == 2
+    assert "--on local needs datatrove, which is not installed: pip install 'sealegs[cluster]'" in err
+
+
+# Slurm.
+
+
+def test_the_batch_script_in_the_documents_is_what_a_dry_run_prints(
+    scan: Callable[..., Said], corpus: Path, tmp_path: Path
+) -> None:
+    said = (ROOT / "docs" / "scan.md").read_text()
+    example = re.search(r"```\n\$ (sealegs scan [^\n]*--dry-run)\n(.*?)```", said, re.DOTALL)
+    assert example is not None
+    words = example[1].replace("/shared/corpus", str(corpus)).replace("/shared", str(tmp_path)).split()[2:]
+    code, out, _ = scan(*words)
+    assert code == 0
+    assert out.replace(str(tmp_path), "/shared") == example[2]
+
+
+def test_slurm_gets_an_array_whose_tasks_count(
+    scan: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch script runs below a stand-in for Slurm: what it says, and what its tasks do, is all real."""
+    for number in range(3):
+        Path(f"{number}.txt").write_text(f"Document {number}.\n\nThe same.")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (
+        (
+            "sbatch",
+            'cp "${@: -1}" batch.$$\ncase "$(cat batch.$$)" in *merge_stats*) ;; *)\nfor task in 0 1; do\n'
+            "SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=here RUN_OFFSET=0 bash batch.$$ >&2 || exit 1\ndone;; esac\n"
+            "echo Submitted batch job 17",
+        ),
+        ("srun", 'while [ "${1:0:1}" = - ] || [ "$1" = 1 ]; do shift; done\nexec "$@"'),
+        ("scontrol", "echo here"),
+    ):
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    words = ("0.txt", "1.txt", "2.txt", "--on", "slurm", "--tasks", "2", "--partition", "cpu", "--work", "work")
+    code, out, _ = scan(*words)
+    assert code == 3
+    assert out.startswith("submitted as job 17; `sealegs scan --work work --status` says how far it is,")
+    assert scan("--work", "work", "--status")[1].startswith("100% ")
+    code, out, _ = scan(*words)
+    assert code == 1
+    assert out == scan("0.txt", "1.txt", "2.txt")[1]
+
+
+def test_without_sbatch_slurm_is_refused(scan: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.txt").write_text("One.")
+    monkeypatch.setenv("PATH", "")
+    code, _, err = scan("a.txt", "--on", "slurm", "--tasks", "1", "--partition", "cpu", "--work", "work")
+    assert (code, "--on slurm: there is no sbatch on this machine" in err) == (2, True)
