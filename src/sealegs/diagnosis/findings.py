@@ -15,6 +15,7 @@ from sealegs.diagnosis.columns.judged import begun_first, judged
 from sealegs.diagnosis.contract import ColumnFinding, Findings, Health, Problem, Standing
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
+from sealegs.diagnosis.curve.few_rows import are_parted, falls, is_any_order
 from sealegs.diagnosis.curve.held_out import goes_on_falling, learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_breaks, norm_leaps, norm_rise
@@ -51,6 +52,8 @@ FEWEST_POINTS = SHORTEST_PART
 """The fewest losses from which a curve can be called healthy: what is usual is not known from fewer."""
 FEWEST_FALLING = 8
 """The fewest from which a curve that falls beyond doubt can."""
+FEW_ROWS = 64
+"""Losses below which a rise must be more than their order by chance, to ask for an action."""
 GRADUAL, LITTLE = ("spike", "level_shift", "drift"), 0.06
 """Kinds of rises, and the height from which on one that stays calls for action."""
 SURE, NORMAL = 4.0, 1.4826
@@ -488,7 +491,7 @@ def _verdict(
         return "unknown", "no column looks like a training loss; say which it is: --metric loss=NAME"
     rows = curve.parts[-1]
     is_leap = any(one.kind not in BENIGN + WATCHED and _is_beyond_doubt(curve, one) for one in found)
-    if len(rows) < FEWEST_POINTS and not is_leap and (incidents or not _falls(curve.losses[rows])):
+    if len(rows) < FEWEST_POINTS and not is_leap and (incidents or not falls(curve.losses[rows], FEWEST_FALLING)):
         attempt = " of the last attempt" if len(curve.parts) > 1 else ""
         return "unknown", f"{len(rows)} losses{attempt} are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
@@ -538,12 +541,6 @@ def _is_beyond_doubt(curve: LossCurve, one: Stretch) -> bool:
     return bool(within.min() - before.max() > max(before.max() - before.min(), SMALLEST * before.max()))
 
 
-def _falls(losses: Floats) -> bool:
-    """Whether a few losses fall beyond doubt: all of the last third are below all of the first."""
-    first, _, last = np.array_split(losses, 3)
-    return len(losses) >= FEWEST_FALLING and bool(last.max() < first.min())
-
-
 def _by_first_signals(findings: Findings) -> tuple[Health, str]:
     """The verdict on a run whose loss measures nothing, where nothing calls for action; what stands is told besides."""
     told = [text for name in findings.kind.first if (text := in_words(findings.run, name))]
@@ -582,7 +579,7 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
     is_over = (one.kind == "spike" and not one.is_open) or (one.kind != "resume_jump" and is_back)
     if one.kind in BENIGN or one.kind in WATCHED or is_blind:
         return False
-    if one.kind != "resume_jump" and _is_noise(curve, one):
+    if one.kind != "resume_jump" and (_is_noise(curve, one) or _is_chance(curve, one)):
         return False
     if incident.trajectory == "divergent":
         return True
@@ -602,6 +599,18 @@ def _is_noise(curve: LossCurve, one: Stretch) -> bool:
     noise = float(np.median(changes)) * NORMAL / math.sqrt(2)
     level = max(float(np.median(within)), float(np.median(within[-(len(within) // 3) :])))
     return level - float(np.median(before)) < SURE * noise * math.sqrt(1 / len(before) + 1 / len(within))
+
+
+def _is_chance(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a rise in a short log is what its rows and as many before would show in any order: of a dozen noisy rows
+    some are always higher than those before."""
+    if len(curve.finite) >= FEW_ROWS:
+        return False
+    begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
+    losses = curve.losses[curve.finite]
+    before, within = losses[max(begin - max(AVERAGED, end - begin), 0) : begin], losses[begin:end]
+    is_parted = len(before) > 1 and len(within) > 1 and are_parted(before, within)
+    return not is_parted and is_any_order(np.concatenate([before, within]))
 
 
 def _is_given_up(curve: LossCurve, one: Stretch) -> bool:
