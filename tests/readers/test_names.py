@@ -62,6 +62,14 @@ def test_the_norm_of_a_part_is_not_that_of_the_run(name: str) -> None:
     assert assign("log", columns(step=9, loss=9, **{name: 9, "rank-encoder-7 - grad_norm": 9}), {})["grad_norm"]
 
 
+@pytest.mark.parametrize("one", ["rank0_loss", "loss_rank_0", "rank_3/train/loss", "gpu1_loss", "local_loss"])
+@pytest.mark.parametrize("of_all", ["loss_avg", "global_loss", "ce_loss", "loss_world", "nll"])
+def test_the_loss_of_one_rank_comes_after_any_of_all(one: str, of_all: str) -> None:
+    assert candidates(columns(**{one: 50, of_all: 50}), "loss") == [of_all, one]
+    assert assign("log", columns(step=9, **{one: 9}), {})["loss"] == one
+    assert candidates(columns(**{one: 50, f"run on gpu0 - {of_all}": 50}), "loss")[1] == one
+
+
 def test_the_better_name_wins_unless_it_is_seldom_logged() -> None:
     assert candidates(columns(train__loss=50, loss=50, mean_loss=50), "loss")[0] == "loss"
     assert candidates(columns(train_loss=1, batch_loss=50), "loss")[0] == "batch_loss"

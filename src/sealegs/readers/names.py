@@ -108,6 +108,8 @@ _PART = re.compile(
     r"|conv\d*|backbone|trunk|stem|unet|vae|vision|tower"
 )
 """Words before the name of a norm that say of which part of the run or the model it is: it is not the run's."""
+_ONE_OF_MANY = re.compile(r"(?:.*_)?(?:(?:rank|worker|gpu|cuda|device|node|host|shard|replica)_?\d+|local)(?:_.*)?")
+"""Names of what one of several ranks has measured: any loss of all of them comes before."""
 _FALLBACK_RANK = 1000
 
 
@@ -132,10 +134,16 @@ def role(name: str) -> Role | None:
     ('eval_loss', 'step', None)
     >>> role("TrainLoss").signal, role("valLoss").signal, role("clip_grad_norm"), role("max_grad_norm")
     ('loss', 'eval_loss', None, None)
+    >>> role("rank0_loss").rank > role("koleo_loss").rank > role("train/loss").rank
+    True
     """
     found = _role(name)
     split = _CAMEL.sub("_", name)
-    return found if found is not None or split == name else _role(split)
+    found = _role(split) if found is None and split != name else found
+    if found is None or found.signal not in ("loss", "eval_loss"):
+        return found
+    is_one_of_many = _ONE_OF_MANY.fullmatch(plain(split.rpartition(" - ")[2]))  # not by the name of a run
+    return Role(found.rank + 2 * _FALLBACK_RANK, found.signal) if is_one_of_many else found
 
 
 def _role(name: str) -> Role | None:
