@@ -29,6 +29,24 @@ def visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
+def counted(count: int, what: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "step"), counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def spanned(what: str, first: int, last: int) -> str:
+    """From one number of something to another.
+
+    >>> spanned("step", 7, 7), spanned("step", 7, 9)
+    ('step 7', 'steps 7 to 9')
+    """
+    return f"{what} {first}" if first == last else f"{what}s {first} to {last}"
+
+
 def _is_seen(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
 

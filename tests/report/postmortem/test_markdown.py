@@ -481,7 +481,7 @@ def test_what_a_playbook_that_observes_did_not_do_was_not_to_be_done(playbook: s
     document = draft(MANIFEST, {**INCIDENT, "end": 103, "peak": 100}, rows, [guard, alarm])
     told = " ".join(document.recovery)
     assert ("its playbook observes" in told) == (playbook == "observe")
-    assert ("skipped 1 updates" in told) == is_skipped
+    assert ("skipped 1 update, step 100" in told) == is_skipped
 
 
 def test_what_came_after_an_incident_that_no_event_closed_is_not_its_own() -> None:

@@ -32,7 +32,7 @@ def nonfinite_stays(facts: Facts) -> Sign:
 def nonfinite_passes(facts: Facts) -> Sign:
     """Some values are not finite, and the loss is finite again at once."""
     count = len(facts.loss.values) - len(facts.loss.finite.values)
-    told = f"{count} losses" if count else f"loss or gradients at step {facts.onset}"
+    told = f"{count} loss{'' if count == 1 else 'es'}" if count else f"loss or gradients at step {facts.onset}"
     if facts.ends_bad:
         return so(False, "panel 1: the loss of the last row is not finite")
     return so(facts.is_nonfinite and not facts.stays_bad, f"panel 1: {told} not finite, then finite again")

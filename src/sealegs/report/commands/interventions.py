@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from sealegs.printable import counted, spanned
 from sealegs.vocabulary import Event
 
 WIDTH = 100
@@ -83,15 +84,11 @@ def rescaled(events: Iterable[Event]) -> list[str]:
             heads.setdefault(key, set()).update(each.get("heads", ()))
             logits[key] = max(logits.get(key, 0.0), float(each.get("logit", 0.0)))
     return [
-        f"{module}: queries and keys of {_counted(len(heads[module, acted]), 'head')} "
-        f"{'rescaled' if acted else 'not rescaled (shadow mode)'} {_counted(len(at), 'time')}, "
-        f"steps {at[0]} to {at[-1]}; the largest logit was {logits[module, acted]:.4g}"
+        f"{module}: queries and keys of {counted(len(heads[module, acted]), 'head')} "
+        f"{'rescaled' if acted else 'not rescaled (shadow mode)'} {counted(len(at), 'time')}, "
+        f"{spanned('step', at[0], at[-1])}; the largest logit was {logits[module, acted]:.4g}"
         for (module, acted), at in steps.items()
     ]
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def page(found: Iterable[Intervention]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+from sealegs.printable import counted
 from sealegs.report.postmortem import numbers
 from sealegs.report.postmortem.values import (
     CandidateCause,
@@ -233,10 +234,10 @@ def _of_whole_run(tax: Sequence[str]) -> list[Block]:
 
 
 def _cost(cost: Cost) -> str:
-    head = f"{cost.lost_steps} steps ({cost.counted}) x {shown(cost.seconds_per_step)} s"
+    head = f"{counted(cost.lost_steps, 'step')} ({cost.counted}) x {shown(cost.seconds_per_step)} s"
     down = f"plus {shown(cost.downtime_s)} s of downtime"
     if cost.seconds is None:
-        return f"{cost.lost_steps} steps ({cost.counted}), {down}; seconds a step were not logged."
+        return f"{counted(cost.lost_steps, 'step')} ({cost.counted}), {down}; seconds a step were not logged."
     if cost.money is None:
         return f"{head}, {down} = {shown(cost.seconds)} s; price not given."
     price = f"{shown(cost.price_per_hour)} an hour"

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from sealegs.printable import counted, spanned
 from sealegs.report.event_text import OBSERVES, is_observing
 from sealegs.report.postmortem.numbers import BASELINE, Met, Plain, finite
 from sealegs.report.postmortem.values import Cost
@@ -22,7 +23,7 @@ def recovery(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
     done = [event for event in skips if event.get("acted")]
     if skips:
         steps = [int(event["step"]) for event in done or skips]
-        told = f"{len(steps)} updates, steps {min(steps)} to {max(steps)}"
+        told = f"{counted(len(steps), 'update')}, {spanned('step', min(steps), max(steps))}"
         lines.append(f"skipped {told}" if done else f"none was skipped (shadow mode); it would have been {told}")
     for event in _interventions(met, events):
         parameters = "; ".join(map(_parameters, event.get("actions") or ()))
@@ -54,8 +55,8 @@ def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
         told.append(f"the run was not halted (shadow mode); it would have been at step {only_told['step']}")
     if met.end is not None and met.recovery_loss is not None:
         limit = "" if met.limit is None else f", limit {met.limit:.4g}"
-        after = met.end - met.start
-        text = f"the trajectory resumed at step {met.end}, {after} steps after the onset: loss {met.recovery_loss:.4g}"
+        after = counted(met.end - met.start, "step")
+        text = f"the trajectory resumed at step {met.end}, {after} after the onset: loss {met.recovery_loss:.4g}"
         return (f"{text} (mean of 10 rows{limit})", *told)
     if halted is not None and (halted["kind"] == "halt" or halted.get("reason") in ("halted", "failed")):
         return (f"did not resume: the run was halted at step {halted['step']}", *told)
