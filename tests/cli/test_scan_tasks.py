@@ -196,6 +196,8 @@ def test_a_task_that_ends_is_told_with_its_reason(scan: Callable[..., Said]) -> 
         (["a.txt", "--on", "slurm", "--work", "w", "--tasks", "1"], "--on slurm: give --partition, too"),
         (["a.txt", "--on", "slurm", "--work", "w", "--tasks", "1", "--sbatch", "x"], "--sbatch x: give KEY=VALUE"),
         (["a.txt", "--on", "local", "--work", "w", "--tasks", "1", "--incident", "r#1"], "--incident: the corpus is"),
+        (["a.txt", "--near"], "--near: give --on, too: it runs in tasks"),
+        (["a.txt", "--near-words", "0"], "--near-words 0: at least 1"),
         (["--status"], "--status: give --work, too"),
         (["--status", "--work", "nowhere"], "--work nowhere: no scan has been started in it"),
         (["s4://bucket/corpus"], "s4://bucket/corpus: Protocol not known: s4"),
@@ -220,6 +222,56 @@ def test_without_datatrove_it_says_what_to_install(scan: Callable[..., Said], mo
     code, _, err = scan("a.txt", "--on", "local", "--tasks", "1", "--work", "work")
     assert code == 2
     assert "--on local needs datatrove, which is not installed: pip install 'sealegs[cluster]'" in err
+
+
+# Near-duplicates.
+
+
+def test_of_documents_that_are_alike_the_first_is_kept_whatever_the_tasks(scan: Callable[..., Said]) -> None:
+    draw = random.Random(5)  # noqa: S311 - no secrets
+    words = [f"word{number}" for number in range(3000)]
+    texts = [draw.choices(words, k=120) for _ in range(12)]
+
+    def edited(number: int, place: int) -> str:
+        return " ".join([*texts[number][:place], "another", *texts[number][place + 1 :]])
+
+    files = {
+        "b.jsonl": [*map(" ".join, texts[:6]), edited(1, 50), " ".join(texts[2])],
+        "a.jsonl": [edited(0, 7), *map(" ".join, texts[6:]), "too short"],
+        "c.txt": [edited(3, 30), edited(3, 60), edited(7, 90) + " \x1b", "Unlike any other."],
+        "d.txt": [edited(8, 20) + "\ufffd\ufffd\ufffd"],  # spoilt, and not the first: the sound one is kept anyway
+    }
+    for name, of_file in files.items():
+        kept = [json.dumps({"text": each}) for each in of_file] if "jsonl" in name else of_file
+        Path("corpus").mkdir(exist_ok=True)
+        (Path("corpus") / name).write_text(("\n" if "jsonl" in name else "\n\n").join(kept))
+    spoilt = json.dumps({"text": edited(9, 40) + "\ufffd" * 9})
+    Path("corpus/0.jsonl").write_text(spoilt + "\n")  # spoilt, and the first
+    found = []
+    for tasks in ("2", "5"):
+        code, _, _ = scan("corpus", "--on", "local", "--tasks", tasks, "--work", tasks, "--near", "-o", "out")
+        assert code == 1
+        found.append(files_in(Path("out")))
+        shutil.rmtree("out")
+    assert found[0] == found[1]
+    listed = [json.loads(line) for line in found[0]["documents.jsonl"].splitlines()[1:]]
+    near = {
+        (each["file"], each["document"]): why.partition(": ")[2]
+        for each in listed
+        for why in each["why"]
+        if why.startswith("near-duplicate")
+    }
+    assert near == {
+        ("corpus/0.jsonl", 0): "as corpus/a.jsonl#4",
+        ("corpus/b.jsonl", 0): "as corpus/a.jsonl#0",
+        ("corpus/b.jsonl", 6): "as corpus/b.jsonl#1",
+        ("corpus/c.txt", 0): "as corpus/b.jsonl#3, one of 3",
+        ("corpus/c.txt", 1): "as corpus/b.jsonl#3, one of 3",
+        ("corpus/c.txt", 2): "as corpus/a.jsonl#2",
+        ("corpus/d.txt", 0): "as corpus/a.jsonl#3",
+    }
+    same = next(each for each in listed if (each["file"], each["document"]) == ("corpus/b.jsonl", 7))
+    assert same["why"] == ["duplicate: the same as corpus/b.jsonl#2"]  # and not said twice
 
 
 # Slurm.

@@ -1,9 +1,13 @@
 """Which batches will hold many rare tokens."""
 
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from sealegs.batching.stratified import RareRows
+from sealegs.scan import forecast as subject
 from sealegs.scan.forecast import _limit, ahead
 
 
@@ -25,6 +29,29 @@ def test_rows_that_are_not_read_do_not_count() -> None:
     rare = RareRows(8, np.array([0, 1, 7]), np.array([5, 5, 6]))
     found = ahead(np.array([1, 2, 3, 4]), rare, batch=2)
     assert (found.batches, found.meeting, found.usual) == (2, 0, 0.5)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_an_order_in_a_file_is_read_in_pieces(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_PIECE", piece)
+    draw = np.random.default_rng(piece)
+    order = draw.permutation(90)[:77]
+    rare = RareRows(90, draw.integers(0, 90, 60), draw.integers(0, 9, 60))
+    at = {int(row): place for place, row in enumerate(order)}
+    pairs = {
+        (at[row] // 8, token, row)
+        for row, token in zip(rare.rows.tolist(), rare.tokens.tolist(), strict=True)
+        if row in at
+    }
+    met = Counter((batch, token) for batch, token, _ in pairs)
+    np.save(tmp_path / "order.npy", np.append(order, [-1, -1, -1]))  # the last batch has no more
+    told = [ahead(each, rare, batch=8) for each in (np.load(tmp_path / "order.npy", mmap_mode="r"), order)]
+    for found in told:
+        assert (found.batches, found.meeting) == (10, len({batch for (batch, _), times in met.items() if times > 1}))
+        assert found.worst[0].tokens.tolist() == told[0].worst[0].tokens.tolist()
+    as_it_lies = [ahead(each, rare, batch=8) for each in (range(70), np.arange(70))]
+    assert repr(as_it_lies[0]) == repr(as_it_lies[1])
+    assert (subject._places(range(70), rare.rows) >= 0).sum() == (rare.rows < 70).sum()
 
 
 def test_many_different_ones_in_one_batch_are_more_than_chance() -> None:

@@ -80,9 +80,14 @@ def meetings(order: Ints, rare: RareRows, batch: int) -> Meetings:
     """
     place = np.full(rare.count, -1, np.int64)  # a row may be missing in the order
     place[order] = np.arange(len(order))
-    rare = rare.once()
-    is_there = place[rare.rows] >= 0
-    batches, tokens, times = _distinct(place[rare.rows[is_there]] // batch, rare.tokens[is_there])
+    return meetings_at(place[rare.rows], rare, batch)
+
+
+def meetings_at(places: Ints, rare: RareRows, batch: int) -> Meetings:
+    """The same by the place of each row of ``rare`` in the order; one below 0 has none."""
+    is_there = places >= 0
+    rows, tokens, _ = _distinct(places[is_there], rare.tokens[is_there])
+    batches, tokens, times = _distinct(rows // batch, tokens)
     several = times > 1
     return Meetings(batches[several], tokens[several], times[several])
 

@@ -24,7 +24,7 @@ from sealegs.report.commands.contracts import contract
 from sealegs.report.commands.incident_data import Measure
 from sealegs.report.commands.scan import BatchShown, Forecast, Scanned, page
 from sealegs.scan.blocks import ROW, Part, Ways
-from sealegs.scan.forecast import Ahead, ahead
+from sealegs.scan.forecast import Ahead, ahead, pieces
 from sealegs.scan.id_reader import open_ids, row_width
 from sealegs.scan.incident import IncidentSearch, Suspects, TrainedRow
 from sealegs.scan.plan import in_order, of_files, of_ids, planned
@@ -112,8 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         by_tasks = counted_by_tasks(options, options.corpus, parts, ways, jobs)
         if by_tasks is None:
             return 0 if options.dry_run else NOT_DONE
-        work, counts = by_tasks
-        settled = CorpusSummary(counts, parts, ways, tables=work.tables)
+        settled = CorpusSummary(by_tasks.counts, parts, ways, tables=by_tasks.work.tables, near=by_tasks.near)
     else:
         counts = scan(parts, ways, jobs=jobs, tell=_progress(parts))
         settled = CorpusSummary(counts, parts, ways)
@@ -279,7 +278,7 @@ def _forecast_of_rows(settled: CorpusSummary, parts: Sequence[Part], options: Op
     assert options.batch is not None
     rows = -(-parts[-1].end // row)
     rare = _rare_of(settled, parts)[parts[0].file]
-    order = np.arange(rows) if options.order is None else _order(options.order, rows)
+    order = range(rows) if options.order is None else _order(options.order, rows)
     found = RareRows(rows, rare[0] // row, rare[1])
     told = "in the order of the file" if options.order is None else f"in the order of {options.order}"
     return _shown(ahead(order, found, options.batch), told, options.batch, settled, lambda number: f"row {number}")
@@ -287,12 +286,18 @@ def _forecast_of_rows(settled: CorpusSummary, parts: Sequence[Part], options: Op
 
 def _order(path: Path, rows: int) -> Ints:
     try:
-        order = np.lib.format.open_memmap(path, mode="r").reshape(-1)
+        order = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError) as error:
         raise SourceError(f"--order {path}: cannot be read ({error}); give row numbers as .npy") from error
-    if order.dtype.kind not in "iu" or (len(order) and not -1 <= int(order.min()) <= int(order.max()) < rows):
-        raise SourceError(f"--order {path}: not numbers of rows, from 0 to {rows - 1}; is --row right?")
-    return np.asarray(order[order >= 0], np.int64)  # -1: the last batch has no more
+    refused = SourceError(f"--order {path}: not numbers of rows, from 0 to {rows - 1}; is --row right?")
+    if order.dtype.kind not in "iu" or order.ndim == 0 or np.isfortran(order):
+        raise refused
+    if order.ndim > 1:  # a line a batch, as `sealegs batches` writes it: end to end in the file
+        order = np.memmap(path, order.dtype, "r", order.offset, (order.size,))
+    for _, piece in pieces(order):
+        if not -1 <= int(piece.min()) <= int(piece.max()) < rows:  # -1: the last batch has no more
+            raise refused
+    return order
 
 
 def _forecast_of_run(settled: CorpusSummary, parts: Sequence[Part], settings: Any) -> Forecast:
@@ -317,7 +322,7 @@ def _forecast_of_run(settled: CorpusSummary, parts: Sequence[Part], settings: An
         return f"{spans[row].source.name}#{spans[row].documents.start}"
 
     told = f"the first {settings.steps} steps of the run"
-    return _shown(ahead(np.arange(len(spans)), found, batch), told, batch, settled, document)
+    return _shown(ahead(range(len(spans)), found, batch), told, batch, settled, document)
 
 
 def _rare_of(settled: CorpusSummary, parts: Sequence[Part]) -> dict[str, tuple[Ints, Ints]]:

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
 
 from sealegs.cli.output import say, show, tell
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, MissingExtra
 from sealegs.scan.blocks import Part, Ways
-from sealegs.scan.counts import Counts, merged
-from sealegs.scan.tasks import Cluster, counting, run_here, script, submit
+from sealegs.scan.counts import Clusters, Counts, merged
+from sealegs.scan.tasks import Cluster, counting, is_done, run_here, script, submit
 from sealegs.scan.work_folder import Progress, WorkFolder
+
+if TYPE_CHECKING:
+    from sealegs.scan.near import Alike
+    from sealegs.scan.tasks import Stage
 
 NOT_DONE = 3
 """Exit code: the tasks have been handed over, or are under way."""
@@ -32,6 +36,14 @@ class TaskOptions:
     """Say how far the tasks of --work are."""
     dry_run: bool = False
     """Print the batch script of --on slurm, and submit nothing."""
+    near: bool = False
+    """Find near-duplicates, too: datatrove's MinHash over shingles of words, in further tasks."""
+    near_words: Annotated[int, tyro.conf.arg(metavar="N")] = 5
+    """Words of a shingle; fewer find copies that were edited more, and more that are none."""
+    near_buckets: Annotated[int, tyro.conf.arg(metavar="N")] = 14
+    """Buckets of hashes: documents are alike if all hashes of one are equal."""
+    near_hashes: Annotated[int, tyro.conf.arg(metavar="N")] = 8
+    """Hashes of a bucket."""
     partition: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Of Slurm."""
     time: Annotated[str, tyro.conf.arg(metavar="H:M:S")] = "24:00:00"
@@ -44,6 +56,11 @@ class TaskOptions:
 
 def refuse(options: TaskOptions, *, has_incident: bool) -> None:
     """Refuse what does not go together."""
+    for name in ("near_words", "near_buckets", "near_hashes", "memory"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
+    if options.near and options.on is None:
+        raise ConfigError("--near: give --on, too: it runs in tasks")
     if options.on is None:
         for name in ("tasks", "work", "partition"):
             if getattr(options, name) is not None and not (name == "work" and options.status):
@@ -85,9 +102,17 @@ def _far(now: Progress) -> str:
     )
 
 
+class ByTasks(NamedTuple):
+    """What the tasks have found."""
+
+    work: WorkFolder
+    counts: Counts
+    near: Clusters | None
+
+
 def counted_by_tasks(
     options: TaskOptions, corpus: Sequence[str], parts: Sequence[Part], ways: Ways, jobs: int
-) -> tuple[WorkFolder, Counts] | None:
+) -> ByTasks | None:
     """The counts of the corpus; None if the tasks are not done, and the reader has been told."""
     assert options.on is not None
     assert options.work is not None
@@ -102,21 +127,44 @@ def counted_by_tasks(
         sbatch=dict(each.split("=", 1) for each in options.sbatch),
     )
     work = WorkFolder.prepared(options.work, corpus, parts, ways)
-    stage = counting(work, options.tasks)
+    alike, stages = _stages(options, work)
     if options.dry_run:
-        show("\n".join, script(work, stage, cluster).splitlines())
+        show("\n".join, "\n".join(script(work, stage, cluster) for stage in stages).splitlines())
         return None
     work.damaged()
-    if len(work.counted()) < len(work.plan.bundles):
-        if stage.tasks < options.tasks:
-            tell(f"{stage.tasks:,} tasks: the corpus has no more bundles to share out")
-        if options.on == "slurm":
-            (made,) = submit(work, [stage], cluster)
-            say(f"submitted as job {made.job_id}; `sealegs scan --work {options.work} --status` says how far it is,")
-            say("and this command again shows the report")
-            return None
+    left = [stage for stage in stages if not is_done(work, stage)]
+    if left and stages[0].tasks < options.tasks:
+        tell(f"{stages[0].tasks:,} tasks: the corpus has no more bundles to share out")
+    if left and options.on == "slurm":
+        jobs_made = [made.job_id for made in submit(work, left, cluster)]
+        told = f"job {jobs_made[0]}" if len(left) == 1 else f"jobs {', '.join(map(str, jobs_made))}"
+        say(f"submitted as {told}; `sealegs scan --work {options.work} --status` says how far it is,")
+        say("and this command again shows the report")
+        return None
+    for stage in left:
+        if len(stages) > 1:
+            tell(f"{stage.name}: {stage.tasks:,} tasks")
         run_here(work, stage, cluster, _teller())
-    return work, merged(work.kept())
+    near = None
+    if alike is not None:
+        from sealegs.scan.near import clusters
+
+        near = clusters(work, options.tasks, alike)
+    return ByTasks(work, merged(work.kept()), near)
+
+
+def _stages(options: TaskOptions, work: WorkFolder) -> "tuple[Alike | None, list[Stage]]":
+    assert options.tasks is not None
+    stages = [counting(work, options.tasks)]
+    if not options.near:
+        return None, stages
+    try:
+        from sealegs.scan.near import Alike
+        from sealegs.scan.near import stages as near_stages
+    except ImportError as error:
+        raise MissingExtra("--near", "datatrove", "cluster") from error
+    alike = Alike(options.near_words, options.near_buckets, options.near_hashes)
+    return alike, [*stages, *near_stages(work, options.tasks, alike)]
 
 
 def _teller() -> Callable[[Progress], None]:

@@ -159,6 +159,30 @@ class Documents:
         return cls(counts.digests, counts.documents, counts.origins)
 
 
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Documents that are alike, by the number of their cluster."""
+
+    keys: Ints
+    numbers: Ints
+
+    def twins(self, dropped: Ints) -> tuple[Ints, Ints, Ints]:
+        """All but one of each cluster, the one that is kept, and how many are alike. Kept is the first in the corpus,
+        if it can be one that is not dropped for something else.
+
+        >>> one, kept, size = Clusters(np.array([9, 2, 5, 7, 3]), np.array([0, 0, 0, 1, 1])).twins(np.array([2]))
+        >>> one.tolist(), kept.tolist(), size.tolist()
+        ([9, 2, 7], [5, 5, 3], [3, 3, 2])
+        """
+        order = np.lexsort((self.keys, np.isin(self.keys, dropped), self.numbers))
+        keys, numbers = self.keys[order], self.numbers[order]
+        firsts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])[: len(keys)])
+        cluster = np.cumsum(np.isin(np.arange(len(keys)), firsts)) - 1
+        sizes = np.diff(firsts, append=len(keys))
+        others = np.setdiff1d(np.arange(len(keys)), firsts)
+        return keys[others], keys[firsts[cluster[others]]], sizes[cluster[others]]
+
+
 def document_key(part: int, documents: Ints | int) -> Ints:
     """One number for a part and a document in it, in the order of the corpus."""
     return np.asarray(part * (1 << 32) + documents, np.int64)

@@ -1,12 +1,17 @@
 """Forecasts which batches of an order of rows hold many rare tokens."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sealegs.batching.stratified import Ints, RareRows, meetings
+from sealegs.batching.stratified import Ints, RareRows, meetings_at
 
+_PIECE = 1 << 22
+"""Rows of an order that are read at a time."""
 _CHANCE = 0.01
 SHOWN = 10
 
@@ -37,32 +42,59 @@ class Ahead:
     worst: tuple[Crowd, ...]
 
 
-def ahead(order: Ints, rare: RareRows, batch: int) -> Ahead:
+def ahead(order: Ints | range, rare: RareRows, batch: int) -> Ahead:
     """The forecast for an order of the rows, ``batch`` to a batch; rows that are not in it are not read.
 
+    Its memory is that of the rare tokens, whatever the number of rows, if ``order`` is a range or a mapped file. A
+    number below 0 in it is no row.
+
     >>> rare = RareRows(8, np.array([0, 1]), np.array([7, 7]))
-    >>> ahead(np.arange(8), rare, batch=2).worst[0].batch
+    >>> ahead(range(8), rare, batch=2).worst[0].batch
     0
     """
     batches = -(-len(order) // batch)
-    place = np.full(rare.count, -1, np.int64)
-    place[order] = np.arange(len(order))
-    read = place[rare.rows] >= 0
-    rows, tokens = rare.rows[read], rare.tokens[read]
-    where = place[rows] // batch
-    held = np.bincount(where, minlength=batches)
+    places = _places(order, rare.rows)
+    read = places >= 0
+    rows, tokens, where = rare.rows[read], rare.tokens[read], places[read] // batch
+    here, held = np.unique(where, return_counts=True)  # batches that have any
     usual = len(tokens) / max(batches, 1)
     limit = _limit(usual, batches)
-    met = np.bincount(meetings(order, rare, batch).batches, minlength=batches)
+    met = np.zeros(len(here), np.int64)
+    np.add.at(met, np.searchsorted(here, meetings_at(places, rare, batch).batches), 1)
     crowded = np.flatnonzero((held >= limit) | (met > 0))
-    worst = crowded[np.lexsort((crowded, -held[crowded], -met[crowded]))][:SHOWN]
+    worst = crowded[np.lexsort((here[crowded], -held[crowded], -met[crowded]))][:SHOWN]
     return Ahead(
         batches,
         usual,
         int(np.count_nonzero(held >= limit)),
         int(np.count_nonzero(met)),
-        tuple(_crowd(int(b), tokens[where == b], rows[where == b], int(met[b])) for b in worst),
+        tuple(_crowd(int(here[b]), tokens[where == here[b]], rows[where == here[b]], int(met[b])) for b in worst),
     )
+
+
+def _places(order: Ints | range, rows: Ints) -> Ints:
+    """The place of each of some rows in an order, or -1."""
+    if isinstance(order, range):
+        assert order == range(len(order)), "rows as they lie"
+        return np.where(rows < len(order), rows, -1)
+    wanted, of = np.unique(rows, return_inverse=True)
+    places = np.full(len(wanted), -1, np.int64)
+    for first, piece in pieces(order) if len(wanted) else ():
+        at = np.minimum(np.searchsorted(wanted, piece), len(wanted) - 1)
+        found = np.flatnonzero(wanted[at] == piece)
+        places[at[found]] = first + found
+    return places[of]
+
+
+def pieces(order: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """An order in pieces; of a mapped file, what has been read does not stay in memory."""
+    for first in range(0, len(order), _PIECE):
+        size = min(_PIECE, len(order) - first)
+        if isinstance(order, np.memmap) and order.ndim == 1 and isinstance(order.offset, int):
+            start = order.offset + first * order.itemsize
+            yield first, np.memmap(str(order.filename), order.dtype, "r", start, (size,))
+        else:
+            yield first, order[first : first + size]
 
 
 def _crowd(batch: int, tokens: Ints, rows: Ints, met: int) -> Crowd:

@@ -1,5 +1,7 @@
 """datatrove's executor for one machine, whose log goes to the work folder and not to the terminal."""
 
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import datatrove.executor.base
@@ -20,6 +22,12 @@ def keep_quiet() -> None:
     logger.remove()
     datatrove.utils.logging.setup_default_logger = logger.remove
     datatrove.executor.base.add_task_logger = _to_file_alone
+    if (minhash := sys.modules.get("datatrove.pipeline.dedup.minhash")) is not None:
+        minhash.tqdm = _no_bar  # type: ignore[attr-defined]
+
+
+def _no_bar(files: Iterable[str], **_: object) -> Iterable[str]:
+    return files
 
 
 class QuietLocalExecutor(LocalPipelineExecutor):  # type: ignore[misc]

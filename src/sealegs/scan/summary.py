@@ -15,6 +15,7 @@ from sealegs.report.commands.scan import MEANING, Example, KindShown, Scanned, S
 from sealegs.scan.blocks import Ids, Part, TextDocuments, Ways
 from sealegs.scan.counts import (
     LISTED,
+    Clusters,
     Counts,
     DocumentFinding,
     Documents,
@@ -58,9 +59,10 @@ class CorpusSummary:
         *,
         also: Sequence[DocumentFinding] = (),
         tables: Tables | None = None,
+        near: Clusters | None = None,
     ) -> None:
         """``also`` are findings that no count of a part shows by itself; ``tables`` has the documents if the counts
-        have not."""
+        have not; ``near`` has those that are alike."""
         self._parts = parts
         self._ways = ways
         self._before = _numbers_before(counts, parts)
@@ -71,7 +73,9 @@ class CorpusSummary:
             raise SourceError(self._problem(counts.problems[0]) if counts.problems else "no document was found")
         (self.unit,) = counts.units
         more = [*(_crowded(self, counts) if self.unit == "tokens" else ()), *also]
-        again, found = _over_tables(self, counts, more, tables or (lambda: [Documents.of(counts)]))
+        if near is not None:
+            more += _near(self, counts, near)
+        again, more, found = _over_tables(self, counts, more, tables or (lambda: [Documents.of(counts)]))
         in_order = sorted((*counts.findings, *again, *more), key=lambda each: (each.part, each.document))
         self.counts = replace(counts, findings=tuple(in_order)[:LISTED], found=counts.found + found)
 
@@ -192,7 +196,7 @@ class CorpusSummary:
     def _example(self, found: DocumentFinding) -> Example:
         named = self.name(found.part, found.document)
         about = found.excerpt
-        if not about and found.kind in ("duplicate", "crowded", "incident", "alike"):
+        if not about and found.kind in ("duplicate", "near-duplicate", "crowded", "incident", "alike"):
             about = self._beginning(found.part, found.document)
         elif self._parts[found.part].format == "ids" and self._ways.tokenizer is not None and about:
             about = shown(tokenizer_of(self._ways.tokenizer).decode([int(each) for each in about.split()]))
@@ -230,10 +234,13 @@ def _numbers_before(counts: Counts, parts: Sequence[Part]) -> list[int]:
 
 def _over_tables(
     settled: CorpusSummary, counts: Counts, findings: Sequence[DocumentFinding], tables: Tables
-) -> tuple[list[DocumentFinding], Counter[tuple[str, str]]]:
-    """The findings of duplicates, the first million; and how many of these and of others each source has."""
+) -> tuple[list[DocumentFinding], list[DocumentFinding], Counter[tuple[str, str]]]:
+    """The findings of duplicates, the first million; the others, less what these say; and how many of each source."""
     names = {source_key(name): name for name in counts.sources}
     wanted = np.array([int(document_key(each.part, each.document)) for each in findings], np.int64)
+    by_key: dict[int, list[DocumentFinding]] = defaultdict(list)
+    for each, key in zip(findings, wanted.tolist(), strict=True):
+        by_key[key].append(each)
     again: list[DocumentFinding] = []
     found: Counter[tuple[str, str]] = Counter()
     for table in tables():
@@ -243,12 +250,12 @@ def _over_tables(
         for key, earlier in zip(later[: LISTED - len(again)].tolist(), first.tolist(), strict=False):
             (twin,) = settled.names(np.array([earlier]))
             again.append(DocumentFinding(*part_and_document(key), "duplicate", "drop", f"the same as {twin}", ""))
+        for key in later[np.isin(later, wanted)].tolist():
+            by_key[key] = [each for each in by_key[key] if each.kind != "near-duplicate"]
         here = np.flatnonzero(np.isin(table.keys, wanted))
-        origin = dict(zip(table.keys[here].tolist(), table.origins[here].tolist(), strict=True))
-        for each, key in zip(findings, wanted.tolist(), strict=True):
-            if key in origin:
-                found[names[origin[key]], each.kind] += 1
-    return again, found
+        for key, origin in zip(table.keys[here].tolist(), table.origins[here].tolist(), strict=True):
+            found.update((names[origin], each.kind) for each in by_key[key])
+    return again, [each for of_document in by_key.values() for each in of_document], found
 
 
 def _duplicates(table: Documents) -> tuple[Ints, Ints, NDArray[np.uint32]]:
@@ -259,6 +266,16 @@ def _duplicates(table: Documents) -> tuple[Ints, Ints, NDArray[np.uint32]]:
     begins = np.flatnonzero(np.append(True, digests[1:] != digests[:-1]))
     first = begins[np.searchsorted(begins, again, side="right") - 1]
     return table.keys[by_digest[again]], table.keys[by_digest[first]], table.origins[by_digest[again]]
+
+
+def _near(settled: CorpusSummary, counts: Counts, near: Clusters) -> Iterator[DocumentFinding]:
+    """Documents that are alike, but for the one that is kept."""
+    dropped = [int(document_key(each.part, each.document)) for each in counts.findings if each.action == "drop"]
+    twins, kept, sizes = near.twins(np.array(dropped, np.int64))
+    for key, first, size in zip(twins[:LISTED].tolist(), kept.tolist(), sizes.tolist(), strict=False):
+        (twin,) = settled.names(np.array([first]))
+        text = f"as {twin}" + (f", one of {size:,}" if size > 2 else "")
+        yield DocumentFinding(*part_and_document(key), "near-duplicate", "drop", text, "")
 
 
 def _crowded(settled: CorpusSummary, counts: Counts) -> Iterator[DocumentFinding]:

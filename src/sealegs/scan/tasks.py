@@ -23,6 +23,7 @@ from sealegs.scan.work_folder import Progress, WorkFolder
 
 Place: TypeAlias = Literal["local", "slurm", "ray"]
 _LOOK_S = 2.0
+COUNT = "count"
 _JOB = "sealegs-scan"
 
 
@@ -45,9 +46,8 @@ class Cluster:
 def count_bundles(place: str, rank: int, world: int) -> None:
     """A task: count its bundles that nobody has counted."""
     work = WorkFolder.opened(place)
-    base = Path(work.plan.base)
     try:
-        with chdir(base) if base.is_dir() else nullcontext():
+        with in_base(work):
             for bundle in range(rank, len(work.plan.bundles), world):
                 if not work.store.has(f"counts/{bundle:05d}.json"):
                     parts = work.plan.of_bundle(bundle)
@@ -61,20 +61,27 @@ def count_bundles(place: str, rank: int, world: int) -> None:
     work.tell_failure(rank, None)
 
 
+@contextmanager
+def in_base(work: WorkFolder) -> Iterator[None]:
+    """Be where the paths of the corpus start from."""
+    with chdir(work.plan.base) if Path(work.plan.base).is_dir() else nullcontext():
+        yield
+
+
 @dataclass(frozen=True)
 class Stage:
-    """A step of a scan in so many tasks."""
+    """A stage of a scan in so many tasks."""
 
     name: str
-    step: Any
-    """datatrove's, or a function of documents, rank and number of tasks."""
+    steps: tuple[Any, ...]
+    """datatrove's, or functions of documents, rank and number of tasks."""
     tasks: int
 
 
 def counting(work: WorkFolder, tasks: int) -> Stage:
     """The stage that counts; more tasks than there are bundles would have nothing to do."""
     tasks = min(tasks, len(work.plan.bundles))
-    return Stage("count", partial(_count, place=work.store.place), tasks)
+    return Stage(COUNT, (partial(_count, place=work.store.place),), tasks)
 
 
 def _count(data: Any, rank: int, world: int, *, place: str) -> None:
@@ -95,12 +102,22 @@ def run_here(
             made.run()
         except SealegsError:
             raise
-        except KeyboardInterrupt:
-            raise
         except Exception as error:
-            failed = work.progress().failed
-            told = "; ".join(f"task {task}: {why}" for task, why in sorted(failed.items())[:3])
-            raise SealegsError(f"a task of the scan ended: {told or error}") from error
+            raise SealegsError(f"a task of the scan ended: {_why(work) or error}") from error
+    if not is_done(work, stage):  # Ray tries some times, and goes on without
+        raise SealegsError(f"tasks of the scan ended: {_why(work) or work.store.address(_folder(stage) + '/logs')}")
+
+
+def _why(work: WorkFolder) -> str:
+    failed = sorted(work.progress().failed.items())
+    return "; ".join(f"task {task}: {why}" for task, why in failed[:3])
+
+
+def is_done(work: WorkFolder, stage: Stage) -> bool:
+    """Whether all tasks of a stage are."""
+    if stage.name == COUNT:
+        return len(work.counted()) == len(work.plan.bundles)
+    return len(work.store.sizes(f"{_folder(stage)}/completions")) == stage.tasks
 
 
 def submit(work: WorkFolder, stages: list[Stage], cluster: Cluster) -> list[Any]:
@@ -140,7 +157,7 @@ def executor(work: WorkFolder, stage: Stage, cluster: Cluster, depends: Any = No
         raise MissingExtra(f"--on {cluster.on}", "datatrove", "cluster") from error
     keep_quiet()
     known: dict[str, Any] = {
-        "pipeline": [stage.step],
+        "pipeline": list(stage.steps),
         "tasks": stage.tasks,
         "logging_dir": work.store.address(_folder(stage)),
     }
@@ -179,6 +196,8 @@ def _folder(stage: Stage) -> str:
 
 def forget_undone(work: WorkFolder, stage: Stage) -> None:
     """Take back datatrove's marks of tasks whose counts are not there, or are torn."""
+    if stage.name != COUNT:
+        return
     work.damaged()
     counted = work.counted()
     marks = work.store.sizes(f"{_folder(stage)}/completions")
@@ -204,8 +223,7 @@ def _watched(work: WorkFolder, stage: Stage, tell: Callable[[Progress], None]) -
             here = {each.pid for each in multiprocess.active_children() if each.pid is not None}
             missing = missing + 1 if known - here else 0
             known |= here
-            is_done = len(work.store.sizes(f"{_folder(stage)}/completions")) == stage.tasks
-            if missing > 1 and not is_done and not over.is_set():
+            if missing > 1 and not is_done(work, stage) and not over.is_set():
                 killed.append(True)
                 _thread.interrupt_main()
                 return

@@ -13,6 +13,7 @@ WIDTH = 110
 Kind: TypeAlias = Literal[
     "empty",
     "duplicate",
+    "near-duplicate",
     "repeats",
     "unbroken",
     "symbols",
@@ -28,6 +29,7 @@ Kind: TypeAlias = Literal[
 MEANING: dict[Kind, str] = {
     "empty": "no text",
     "duplicate": "the same text as an earlier document",
+    "near-duplicate": "most of the text of another document, which is kept (MinHash)",
     "repeats": "a span of 1 to 13 tokens, 32 times on end or more",
     "unbroken": "1,000 characters or more without a space",
     "symbols": "less than a quarter letters and digits",
