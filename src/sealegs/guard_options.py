@@ -18,6 +18,7 @@ from sealegs.record.schema import CHECKPOINTS, MANIFEST
 from sealegs.recovery.actions import LOGIT, ClipQK, Rollback, is_number, is_whole, refuse_unless
 from sealegs.recovery.global_batch import Rule
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.recomputation import EVERY as EVERY_CHECK
 from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.collective import TIMEOUT_S, Collective
@@ -115,6 +116,20 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Hardware that computes wrongly is looked for: now and then a rank's batches are computed again on its neighbour.
+
+    The weights and everything else stay what they would be without it. For DistributedDataParallel and FSDP2.
+    """
+
+    every: int = EVERY_CHECK
+    """Steps between two checks, each of which takes about as long as a forward and a backward pass."""
+
+    def __post_init__(self) -> None:
+        refuse_unless(is_whole(self.every, 1), "Recompute.every", self.every, "a number of steps, at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
     """What is measured of a run besides every step's loss and norm, and who is told."""
 
@@ -133,6 +148,8 @@ class Telemetry:
     price_per_hour: float | None = None
     """What an hour of the run costs, on all its machines, in any currency: incidents and the stability tax then have
     their cost in money."""
+    recompute: Recompute | None = None
+    """Whether several ranks compute each other's batches again now and then, and compare: ``sealegs.Recompute()``."""
     ranks: Ranks | None = None
     """The timeout for ranks that do not come: to a step, a checkpoint or a rollback."""
 
@@ -143,6 +160,7 @@ class Telemetry:
             ("activations", isinstance(self.activations, ActivationSampler | None), "an ActivationSampler, or None"),
             ("routers", self.routers is None or callable(self.routers), "a function of the model, or None"),
             ("ranks", isinstance(self.ranks, Ranks | None), "Ranks(timeout_s=...), or None"),
+            ("recompute", isinstance(self.recompute, Recompute | None), "sealegs.Recompute(), or None"),
             ("settings", _is_json(self.settings), "a dict of what JSON can hold"),
             ("price_per_hour", self.price_per_hour is None or is_price(self.price_per_hour), PRICE),
             ("sinks", are_sinks and all(map(_is_sink, self.sinks)), 'a list: [sealegs.tracker("wandb")]'),

@@ -42,6 +42,7 @@ from sealegs.record.writer import INCOMPLETE
 from sealegs.recovery.global_batch import GlobalBatch
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.probe_isolation import ProbeIsolation
+from sealegs.recovery.recomputation import Recomputation, refusal
 from sealegs.recovery.recovery import Recovery
 from sealegs.recovery.replicas import copy_majority
 from sealegs.recovery.restore_points import is_finite, not_finite
@@ -56,6 +57,7 @@ from sealegs.signals.groups import find_embeddings
 from sealegs.signals.meter import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks, without_exchange
+from sealegs.signals.time_spent import Part
 from sealegs.state.extra_state import not_held
 from sealegs.state.frozen import size_of
 from sealegs.state.live_settings import autocast_settings, batch_settings, precision_settings
@@ -93,6 +95,8 @@ class _UpdatedStep(NamedTuple):
 
     tokens: int = 0
     loop_clips: bool = False
+    is_recomputed: bool = False
+    """Whether its batches were only computed for comparison."""
     probe: tuple[float, float | None, list[float]] | None = None
     """Loss and gradient norm of a batch that was only tried again, and the norm of each gradient."""
 
@@ -226,6 +230,7 @@ class LoopPort(Observer):
             skip_way=SkipWay(options.skipping.way, agree=self._agreed),
         )
         self._inputs = StepInputs(self._meter, self._update, self._spent)
+        self._recomputation = self._recomputes(options)
         self._told_share: dict[str, Any] = {}
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
@@ -272,6 +277,26 @@ class LoopPort(Observer):
                 self._changes = ResumeChanges(self._model, self._update.optimizers, schedulers)
         self._record_settings(options, schedulers)
         self._say_what_is_guarded()
+
+    def _recomputes(self, options: GuardOptions) -> Recomputation | None:
+        """What has batches computed again on another rank, where that is asked for and possible."""
+        if (asked := options.telemetry.recompute) is None:
+            return None
+        if reason := refusal(self._model, self._meter):
+            if self._ranks.world > 1:
+                raise ConfigError(f"Telemetry.recompute: {reason}; leave it out")
+            self.watch.note("no-recompute", step=self.number, reason=reason)
+            return None
+        return Recomputation(
+            asked.every,
+            self._training,
+            self._meter,
+            self._batches,
+            note=self.watch.note,
+            say=self.watch.say,
+            spent=self._spent,
+            timeout_s=self._ranks.timeout_s,
+        )
 
     def _can_be_stored(self) -> bool:
         """Whether checkpoints can hold the model: they know a tensor by its name, whichever rank has it."""
@@ -335,20 +360,25 @@ class LoopPort(Observer):
             raise
         if self.goes_back and self._saving is not None and self._saving.last is None and self.number == 0:
             self.checkpoint()  # so that it can go back to the beginning
+        if self._recomputation is not None:
+            batches = self._recomputation.over(batches, lambda: self.number)
         self._between_steps()
         for batch in batches:
             number = self._batches.number
+            is_redone = self._recomputation is not None and self._recomputation.is_redone
             self._batch = {} if number is None else {"batch_index": number}
             with self._spent.of("signals"):
                 if digest := digest_of(batch):
                     self._batch["batch_hash"] = digest
                 if self._unrecorded == SHOWN_WITHIN and self._first_batch is None:
                     self._first_batch = (batch,)
-                if self._tokens is not None and not self._batches.is_probe:
+                if self._tokens is not None and not self._batches.is_probe and not is_redone:
                     self._tokens.handed_out(batch)
-                if self.recovery is not None and not self._batches.is_probe:
+                if self.recovery is not None and not self._batches.is_probe and not is_redone:
                     self.recovery.handed_out(self.number, batch)
-            with self._spent.of("probes") if self._batches.is_probe else nullcontext():
+            is_of_another = self._recomputation is not None and self._recomputation.is_of_another
+            part: Part = "recomputed" if is_of_another else "probes"
+            with self._spent.of(part) if self._batches.is_probe else nullcontext():
                 yield batch
             self._between_steps()
 
@@ -495,6 +525,15 @@ class LoopPort(Observer):
             raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         before, self._gradients = self._gradients, None
         bound, self._loop_clips_at = self._loop_clips_at, None
+        if self._recomputation is not None:
+            if self._batches.number is None:
+                raise ConfigError("Telemetry.recompute: it hands batches to other ranks; use guard.batches(loader)")
+            if self._recomputation.after_pass(loss, self.number):
+                self._pending = _PendingUpdate(self._update.discard, None, _UpdatedStep(is_recomputed=True))
+                return
+            if paused_s := self._recomputation.take_pause_s():
+                self._inputs.pace.paused(paused_s)
+                self._meter.forget_own_time()
         if self._batches.is_probe:
             self._pending = _PendingUpdate(self._update.discard, None, self._probed(loss, grad_norm, before))
             return
@@ -580,6 +619,10 @@ class LoopPort(Observer):
         if updated is None:
             return self.watch.verdict
         batches, self._micro_batches = self._micro_batches + 1, 0
+        if updated.is_recomputed:
+            return Verdict(step=self.number)
+        if self._recomputation is not None and updated.probe is None:
+            self._recomputation.after_step(self.number, batches)
         if updated.probe is not None:
             assert self.recovery is not None
             self._is_tried = True
@@ -668,6 +711,7 @@ class LoopPort(Observer):
             "spent": self._spent.state_dict(),
             **({"global_batch": state} if (state := self._global_batch.state_dict()) else {}),
             **({"logged": self._logged} if self._logged else {}),
+            **({} if self._recomputation is None else {"recomputation": self._recomputation.state_dict()}),
             **({"rescaled": self._rescaled} if self._rescaled else {}),
         }
 
@@ -699,6 +743,8 @@ class LoopPort(Observer):
         self._meter.load_state_dict(state["meter"])
         self._meter.get_ready(self.number)
         self._logged = dict(state.get("logged", {}))
+        if self._recomputation is not None:
+            self._recomputation.load_state_dict(state.get("recomputation", {}), self.number)
         if state.get("ending") is not None:  # older states have none
             self._run_end.load_state_dict(state["ending"])
         left_off_at = None if self.watch.record is None else self.watch.record.left_off_at
@@ -947,6 +993,8 @@ class LoopPort(Observer):
 
     def _save_if_due(self) -> None:
         # later, where one is still being written; several ranks must ask each other, which `checkpoint` does
+        if self._recomputation is not None and self._recomputation.is_under_way:
+            return  # batches were read that are not trained on yet
         is_busy = self._is_saving and self._meter.ranks.world == 1
         if self._saving is not None and self._saving.is_due and not is_busy:
             self.checkpoint()
@@ -1000,6 +1048,8 @@ class LoopPort(Observer):
         if self.recovery is not None:
             self.recovery.went_to(step)
         self._update_decision.forget()
+        if self._recomputation is not None:
+            self._recomputation.went_to(step)
         self._meter.load_state_dict({"last_change": None})
         self._meter.get_ready(step)
         self._inputs.pace.forget_step()

@@ -105,6 +105,8 @@ class Batches:
         self._target: Position | None = None
         """The position of the next batch, if it is not where the loader is."""
         self._probe: list[Any] = []
+        self._again: list[tuple[int, Any]] = []
+        """Numbered batches that were read, and are to be handed out before any other."""
         self._iterators = 0
         self._walk: Generator[tuple[int, Any], None, None] | None = None
         for first, end in skipped:
@@ -120,6 +122,7 @@ class Batches:
             self._take(loader)
             if is_another:
                 self._probe.clear()
+                self._again.clear()
                 self.on_loader()
         self._iterators += 1
         return self._hand_out(self._iterators)
@@ -169,6 +172,7 @@ class Batches:
         for epoch in self._target.get("later", []):
             self._epochs.setdefault(epoch["number"], epoch)
         self._probe.clear()
+        self._again.clear()
 
     def _fitted(self, given: Any, loader: Loader, target: Position) -> Position:
         """A position as this loader can go to it, divided anew if need be. Refused where it cannot."""
@@ -224,6 +228,10 @@ class Batches:
     def repeat(self, batches: Sequence[Any]) -> None:
         """Hand out these objects next, once, then go on from the current position."""
         self._probe[:] = reversed(batches)
+
+    def hand_out_again(self, batches: Sequence[tuple[int, Any]]) -> None:
+        """Hand out these numbered batches to be trained on, before those that follow; after what ``repeat`` has."""
+        self._again[:] = batches
 
     @property
     def will_repeat(self) -> bool:
@@ -391,6 +399,10 @@ class Batches:
                 self.is_probe = bool(self._probe)
                 if self.is_probe:
                     yield self._probe.pop()
+                    continue
+                if self._again:
+                    self.number, batch = self._again.pop(0)
+                    yield batch
                     continue
                 if self._target is not None or self._walk is None:
                     self._stop_walk()

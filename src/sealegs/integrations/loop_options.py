@@ -58,6 +58,11 @@ def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
 
 def guard_options(options: LoopOptions, **of_framework: Any) -> GuardOptions:
     """All options of a guard: the user's, and those that the framework says. A wrong value is refused here."""
+    if options.get("telemetry", Telemetry()).recompute is not None:
+        raise ConfigError(
+            "Telemetry.recompute: a framework's loop counts each batch that it is given; leave it out, or use "
+            "sealegs.Guard in a loop of your own"
+        )
     given: Any = {name: value for name, value in options.items() if name != "resume"} | of_framework
     if (limit := given.pop("attention_logit", None)) is not None:
         given["clip"] = Clipping(norm=given.get("clip"), attention_logit=limit)

@@ -17,6 +17,7 @@ PARTS = {
     "snapshots": "snapshots",
     "checkpoints": "checkpoints",
     "probes": "probes",
+    "recomputed": "batches computed again",
     "recovery": "going back",
     "skipped": "skipped steps",
     "repeated": "steps done again",

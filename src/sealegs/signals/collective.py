@@ -14,7 +14,9 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from sealegs.errors import RankMissing, StorageError
 
@@ -158,6 +160,31 @@ class Collective:
             if self.lost:
                 raise RankMissing(self.lost) from error
             raise
+
+    def pass_on(self, mine: bytes, by: int) -> bytes:
+        """Give bytes to the rank that is ``by`` further, and take those of the rank that is ``by`` before."""
+        if self.group is None:
+            return mine
+        to, giver = (self.rank + by) % self.world, (self.rank - by) % self.world
+        found: list[Tensor] = []
+
+        def exchange() -> None:
+            sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
+            size = torch.zeros(1, dtype=torch.int64)
+            sending: Any = dist.isend(torch.tensor([len(sent)]), to, group=self.group)
+            dist.recv(size, giver, group=self.group)
+            sending.wait()
+            sending = dist.isend(sent, to, group=self.group)
+            found.append(torch.empty(int(size), dtype=torch.uint8))
+            dist.recv(found[0], giver, group=self.group)
+            sending.wait()
+
+        try:
+            self.together(exchange)
+        except RuntimeError as error:
+            self.lost = f"the ranks could not pass on what they have ({str(error).splitlines()[0]})"
+            raise RankMissing(self.lost) from error
+        return found[0].numpy().tobytes()
 
     def agree(self, part: Callable[[], T]) -> T:
         """Do this rank's part; return once all ranks have done theirs. An error on one rank is raised on all."""

@@ -5,9 +5,9 @@ anomaly came from. The group is Sealegs' own and has a timeout: a missing rank b
 hang.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from sealegs.errors import RankMissing
 from sealegs.signals.collective import TIMEOUT_S, group_of_all, roll_call
 from sealegs.signals.groups import plain_name, sent
 from sealegs.signals.own_time import OwnTime
+
+if TYPE_CHECKING:
+    from sealegs.signals.gradient_digest import GradientDigests
 
 # newer torch has new names: the old ones warn at every call
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -201,14 +204,19 @@ class NormsBefore:
         self.group: Any = None
         """The process group in which DDP exchanges gradients."""
         self.units: list[str] = []
+        self.digests: GradientDigests | None = None
+        """What also looks at these gradients, where micro-batches are recomputed."""
         self._is_closed = False
         self.attached_to = _attach(self, model)
 
-    def keep(self, gradients: Tensor) -> None:
-        """Add a bucket of gradients that is about to be reduced."""
+    def keep(self, gradients: Tensor, tensors: Callable[[Tensor], Iterable[tuple[Tensor | str, Tensor]]]) -> None:
+        """Add a bucket of gradients that is about to be reduced; ``tensors`` says whose they are."""
         if self._is_closed:
             return
         numbers = gradients.coalesce().values() if gradients.is_sparse else gradients
+        if self.digests is not None and self.digests.is_armed:
+            for whose, gradient in tensors(numbers):
+                self.digests.see(whose, gradient)
         self._squares.append(torch.linalg.vector_norm(numbers, dtype=torch.float64).square())
 
     def close(self) -> None:
@@ -236,7 +244,7 @@ def _attach(norms: NormsBefore, model: nn.Module) -> str | None:
     units = [(name, module) for name, module in model.named_modules() if hasattr(module, "set_custom_reduce_scatter")]
     for name, unit in units:
         hand_over: Callable[[Any], None] = unit.set_custom_reduce_scatter
-        hand_over(_ScatterNoting(norms))
+        hand_over(_ScatterNoting(norms, plain_name(name)))
         norms.units.append(plain_name(name))
     return "FSDP2" if units else None
 
@@ -252,7 +260,7 @@ def _reduce_noting(
     """
     gradients, world = bucket.buffer(), norms.group.size()
     norms.own_time.ready()
-    norms.keep(gradients)
+    norms.keep(gradients, lambda numbers: _tensors_of(bucket, numbers))
     if gradients.is_sparse:
         gradients.div_(world)
     else:
@@ -262,11 +270,22 @@ def _reduce_noting(
     return reduced
 
 
+def _tensors_of(
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+    numbers: Tensor,
+) -> Iterable[tuple[Tensor | str, Tensor]]:
+    """The gradients of a bucket, each with its parameter."""
+    if bucket.buffer().is_sparse:  # of one parameter
+        return ((bucket.parameters()[0], numbers),)
+    return zip(bucket.parameters(), bucket.gradients(), strict=True)
+
+
 class _ScatterNoting:
     """FSDP2's own reduce-scatter, after noting the norm."""
 
-    def __init__(self, norms: NormsBefore) -> None:
+    def __init__(self, norms: NormsBefore, unit: str) -> None:
         self._norms = norms
+        self._unit = unit or "the whole model"
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -274,7 +293,7 @@ class _ScatterNoting:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
-        self._norms.keep(input_tensor)
+        self._norms.keep(input_tensor, lambda numbers: ((self._unit, numbers),))
         return _scatter_into(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 

@@ -19,7 +19,7 @@ from sealegs.record.stability_tax import PARTS, StabilityTax
 from sealegs.vocabulary import Row
 
 Part: TypeAlias = Literal[
-    "signals", "verdicts", "snapshots", "copies", "checkpoints", "probes", "recovery", "own", "paused"
+    "signals", "verdicts", "snapshots", "copies", "checkpoints", "probes", "recomputed", "recovery", "own", "paused"
 ]
 """What time is charged to. ``own`` is what the loop would do without a guard, ``paused`` what is no training, and
 ``copies`` what of snapshots is not of every step."""
