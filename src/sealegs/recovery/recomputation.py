@@ -261,15 +261,15 @@ class Recomputation:
         """The first micro-batch of a pass is about to be handed out: set its owner's random state and buffers."""
         self._has_begun = True
         assert self._before is not None
-        if (theirs := self._of_others.get(self._coming[0])) is not None:
+        self._before.put_back(self._training)
+        if (theirs := self._of_others.get(self._coming[0])) is None:
+            self._paused_s += time.perf_counter() - self._paused_at
+        else:
             with torch.no_grad():
                 for name, buffer in self._training.model.named_buffers():
                     if (held := theirs.buffers.get(name)) is not None and held.shape == buffer.shape:
                         buffer.copy_(held)
             restore_rng(theirs.rng)
-        else:
-            self._before.put_back(self._training)
-            self._paused_s += time.perf_counter() - self._paused_at
         self._digests.arm()
 
     def _after_pass(self, loss: Tensor | None, number: int) -> bool:
