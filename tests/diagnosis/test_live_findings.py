@@ -138,6 +138,20 @@ def test_ranks_that_differ_to_the_end_call_for_action(until: int, verdict: str, 
     assert ("since step 1000, to the end" in found.because) == (verdict == "act")
 
 
+@pytest.mark.parametrize(("times", "verdict"), [(1, "watch"), (2, "act")])
+def test_a_device_that_computes_something_else_is_the_cause(times: int, verdict: str, tmp_path: Path) -> None:
+    text = "rank 2 (cuda:2 of node7) computed a micro-batch wrongly, once"
+    wrong = [
+        {"kind": "silent-corruption", "step": 500 * (1 + number), "rank": 2, "is_lasting": False, "text": text}
+        for number in range(times)
+    ]
+    found = diagnosed(tmp_path, *wrong)
+    assert found.findings.verdict == verdict
+    assert "cuda:2 of node7" in found.findings.because
+    assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("device-fault", "established")
+    assert "take the machine with the faulty device out" in found.first_action
+
+
 def test_a_finding_within_an_incident_is_told_there(tmp_path: Path) -> None:
     alarm = event("alarm", "ALARM", "ranks_differ", step=1003, detector="replicas")
     spike = CALM | {"set": [[1000, 1008, 9.0]]}

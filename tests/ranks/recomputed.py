@@ -51,6 +51,7 @@ CASES = {
     "fsdp2": Case("bit-flip:rank=1,tensor=out.weight@6", kind="fsdp2"),
     "own generator": Case(kind="own generator"),
     "buffers of its own": Case(kind="buffers of its own"),
+    "buffers of its own, without": Case(kind="buffers of its own", every=0),
 }
 
 

@@ -157,6 +157,32 @@ def test_health_in_words() -> None:
     assert Health().told[0] == "go on: healthy"
 
 
+@pytest.mark.parametrize(
+    ("told", "advice"),
+    [
+        ([(2, False)], "go on"),
+        ([(2, False), (2, False)], "restart without this host"),
+        ([(2, True)], "restart without this host"),
+        ([(None, True), (None, True)], "go on"),
+    ],
+)
+def test_a_rank_that_computes_wrongly_again_is_left_out(told: list[tuple[int | None, bool]], advice: str) -> None:
+    hosts = [{"host": f"node{rank}", "device": f"cuda:{rank}"} for rank in range(4)]
+    guard = begun(playbook=None, ranks=4, hosts=hosts)
+    wrong = [
+        {"kind": "silent-corruption", "time": 2.0, "step": 500, "rank": rank, "is_lasting": lasts, "text": "rank 2 ..."}
+        for rank, lasts in told
+    ]
+    found = health_of([guard, *wrong], TAGS, 600)
+    assert (found.verdict, found.advice) == ("healthy", advice)
+    if told[0][0] is None:
+        assert found.at_fault is None
+        return
+    assert found.at_fault is not None
+    assert (found.at_fault.rank, found.at_fault.host, found.at_fault.evidence) == (2, "node2", "step 500: rank 2 ...")
+    assert health_of([guard, *wrong], TAGS, 600, pardoned=3.0).at_fault is None
+
+
 def test_a_slow_rank_is_evidence_where_no_incident_points_at_any_and_no_reason_to_leave_its_host_out() -> None:
     hosts = [{"host": f"node{rank}", "device": f"cuda:{rank}"} for rank in range(4)]
     guard = begun(playbook=None, ranks=4, hosts=hosts)

@@ -28,7 +28,14 @@ def standing(run: Run, incidents: Sequence[Incident], *, lead: int) -> tuple[Sta
     """What stands, the first of each signal; what begins at most ``lead`` steps before an incident is part of it."""
     changes = [Standing(signal=change.signal, step=change.step, text=str(change)) for change in norm_changes(run)]
     found: dict[str, Standing] = {}
-    others = (*_ranks_apart(run), *_told_live(run), *_repeated(run), *_underflows(run), *_not_restored(run))
+    others = (
+        *_ranks_apart(run),
+        *_computed_wrongly(run),
+        *_told_live(run),
+        *_repeated(run),
+        *_underflows(run),
+        *_not_restored(run),
+    )
     for one in (*changes, *others):
         if one.is_grave or not any(
             it.start - lead <= one.step <= (math.inf if it.end is None else it.end) for it in incidents
@@ -47,6 +54,17 @@ def _ranks_apart(run: Run) -> Iterator[Standing]:
     if first < len(steps):
         text = f"ranks hold other weights than the rest since step {int(steps[first])}, to the end"
         yield Standing(signal="ranks_differ", step=int(steps[first]), text=text, is_grave=True)
+
+
+def _computed_wrongly(run: Run) -> Iterator[Standing]:
+    """Ranks that computed something else than others: one that did so once may have been hit by a particle, one that
+    does so again is broken."""
+    told = [event for event in run.events if event.kind == "silent-corruption"]
+    if told:
+        again = [event for event in told if event.detail.get("is_lasting") or event.detail.get("rank") is None]
+        is_grave = bool(again) or len(told) > 1
+        text = f"at step {told[-1].step}: {told[-1].detail.get('text', '')}"
+        yield Standing(signal="silent-corruption", step=told[0].step, text=text, is_grave=is_grave)
 
 
 def _not_restored(run: Run) -> Iterator[Standing]:

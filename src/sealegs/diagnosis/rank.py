@@ -258,7 +258,7 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
     turns = measures and (said["eval-turns"].holds or said["held-out-turns"].holds)
     if "epoch_step" in facts.kinds or turns or is_repeated:
         yield "memory"
-    if said["ranks-differ"].holds:
+    if said["ranks-differ"].holds or said["computed-wrongly"].holds:
         yield "ranks"
     if any(one.is_strong for one in facts.findings.columns):
         yield "column"

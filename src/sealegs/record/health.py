@@ -39,8 +39,21 @@ REFRESH_S, AT_MOST_EVERY_S = 10.0, 0.2
 """How long the file may be behind the rows, and how often steps that are rejected have it written."""
 REMEMBERED = 20_000
 """Events that are kept to judge by."""
-STOPS = ("guard", "ranks-refused", "checkpoint", "checkpoint-kept", "intervention", "incident-closed", "end")
+STOPS = (
+    "guard",
+    "silent-corruption",
+    "ranks-refused",
+    "checkpoint",
+    "checkpoint-kept",
+    "intervention",
+    "incident-closed",
+    "end",
+)
 """Kinds of events after which it is written at once."""
+CORRUPTION = "silent-corruption"
+"""The kind of events that say which rank has computed a batch otherwise than two others."""
+SURE_OF = 2
+"""Times from which that is a part that fails, and no particle that came by."""
 JUDGED = ("skip", "alarm", "halt")
 _SLOW = re.compile(r"(rank (\d+) takes \d+% longer than the others, over \d+ steps)")
 _RANK = re.compile(r"(?:^|\bon )rank (\d+)(?: \([^()]*\))?$")
@@ -324,6 +337,8 @@ def _at_fault(
     ranks = guarded.get("ranks")
     if not isinstance(ranks, int) or ranks < 2:
         return None
+    if (found := _corrupt(events, guarded, ranks, pardoned)) is not None:
+        return found
     seen: dict[Any, tuple[int, str]] = {}
     for event in events:
         rank = _rank_in(str(event.get("culprit", ""))) if event["kind"] in JUDGED else None
@@ -337,6 +352,23 @@ def _at_fault(
     is_sure = len(counted) == 1 and ranks ** (1 - times) <= BY_CHANCE
     evidence = text if times == 1 else f"{times} of {len(seen)} incidents are its, the last: {text}"
     return Fault(rank, *_where(rank, guarded), evidence), is_sure
+
+
+def _corrupt(
+    events: Sequence[Mapping[str, Any]], guarded: Mapping[str, Any], ranks: int, pardoned: float
+) -> tuple[Fault, bool] | None:
+    """The rank that computed wrongly most often: its host is left out if it did so again."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for event in events:
+        rank = event.get("rank") if event["kind"] == CORRUPTION and event["time"] > pardoned else None
+        if isinstance(rank, int) and 0 <= rank < ranks:
+            found.setdefault(rank, []).append(event)
+    if not found:
+        return None
+    rank = max(found, key=lambda one: len(found[one]))
+    times = len(found[rank]) + sum(event.get("is_lasting") is True for event in found[rank])
+    text = f"step {found[rank][-1]['step']}: {found[rank][-1].get('text', '')}"
+    return Fault(rank, *_where(rank, guarded), text), times >= SURE_OF
 
 
 def _slow(

@@ -371,10 +371,13 @@ class Recomputation:
         who = names[0] if len(names) == 1 else f"{names[0]} or {names[1]}"
         what = f"{found.tensors} of {found.of} gradients differ, {found.worst} most"
         what += ", and so does the loss" if found.is_in_loss else ", and the loss does not"
-        once = "once more, too" if wrong.is_lasting else "and right when it tried again"
-        if len(names) > 1:
-            once = "and nobody can say which of the two"
-        text = f"{who} computed a micro-batch wrongly, {once}: {what}"
+        times = "twice" if wrong.is_lasting else "once"
+        how = (
+            f"{times}, by what two other computations agree on"
+            if len(names) == 1
+            else "and which of the two is not known"
+        )
+        text = f"{who} computed a micro-batch wrongly, {how}: {what}"
         is_one = len(wrong.ranks) == 1
         self._note(
             "silent-corruption",

@@ -37,6 +37,10 @@ def remarkable(event: Event) -> str | None:
             return f"{detail['sink']} is off from here on, the run goes on: {detail['reason']}"
         case "skip" | "alarm" | "halt" | "remark" | "fault":
             return str(detail["text"])
+        case "silent-corruption":
+            return f"step {event.step}  {detail['text']}"
+        case "no-recompute":
+            return f"step {event.step}  batches are not computed again: {detail['reason']}"
         case "intervention":
             done = "" if detail["acted"] else " (not done: shadow mode)"
             return f"step {event.step}  {detail['text']}{done}: {detail['evidence']}  {detail['changed']}".rstrip()

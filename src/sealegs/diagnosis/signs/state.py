@@ -200,6 +200,15 @@ def ranks_differ(facts: Facts) -> Sign:
     )
 
 
+def computed_wrongly(facts: Facts) -> Sign:
+    """A rank has computed a micro-batch otherwise than two others."""
+    told = [event for event in facts.run.events if event.kind == "silent-corruption"]
+    if not told and not any(event.kind == "recompute" for event in facts.run.events):
+        return unlogged("silent-corruption")
+    text = str(told[-1].detail.get("text", "")) if told else ""
+    return so(bool(told), f"{len(told)} times, the last at step {told[-1].step}: {text}" if told else "")
+
+
 def one_rank_stands_out(facts: Facts) -> Sign:
     """The largest gradient of the bad step came from one rank."""
     if facts.focus is None:

@@ -29,6 +29,7 @@ SOURCES: Mapping[str, str] = {
     "weights": "weights-stand-still weights-grow weights-shrink weights-halved weights-leap weights-grow-on "
     "weight-breaks-first weight-breaks-alone nonfinite-at-sound-weights",
     "weights of the other groups": "one-group-leaps",
+    "computations of other ranks": "computed-wrongly",
     "weights by rank": "ranks-differ copies-part",
     "activations": "activations-grow activation-near-limit activation-vanishes embedding-stands-out",
     "output logits": "output-logits-grow",
