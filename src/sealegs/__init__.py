@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sealegs.errors import ConfigError, FolderIncomplete, RunEndedBadly, RunHalted, SealegsError
     from sealegs.faults.injector import inject
     from sealegs.guard import Guard
-    from sealegs.guard_options import Checkpointing, Elastic, LoopScheduler, Recompute, Telemetry
+    from sealegs.guard_options import Checkpointing, Elastic, LoopScheduler, Telemetry
     from sealegs.judge import Budget, Detection
     from sealegs.preflight_check.live import preflight
     from sealegs.readers.read import open_run
@@ -39,7 +39,6 @@ __all__ = [
     "LoopScheduler",
     "Notify",
     "Playbook",
-    "Recompute",
     "Run",
     "RunEndedBadly",
     "RunHalted",
@@ -74,7 +73,6 @@ _HOMES = {
     "LoopScheduler": "sealegs.guard_options",
     "Notify": "sealegs.sinks.notify",
     "Playbook": "sealegs.recovery.playbook",
-    "Recompute": "sealegs.guard_options",
     "Run": "sealegs.record.run",
     "RunEndedBadly": "sealegs.errors",
     "RunHalted": "sealegs.errors",

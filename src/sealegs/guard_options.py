@@ -18,7 +18,6 @@ from sealegs.record.schema import CHECKPOINTS, MANIFEST
 from sealegs.recovery.actions import LOGIT, ClipQK, Rollback, is_number, is_whole, refuse_unless
 from sealegs.recovery.global_batch import Rule
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.recomputation import EVERY as EVERY_CHECK
 from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.collective import TIMEOUT_S, Collective
@@ -36,6 +35,7 @@ from sealegs.watch import PRICE, Watch, is_price
 
 CLIP = "the largest gradient norm, above 0; leave it out to clip none"
 EVERY = "a number of steps, or 0 for never"
+RECOMPUTE = "True for every 500 steps, a number of steps, or False for never"
 RANGES = "pairs of batch numbers, the first and one after the last"
 
 
@@ -116,20 +116,6 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute:
-    """Hardware that computes wrongly is looked for: now and then a rank's batches are computed again on its neighbour.
-
-    The weights and everything else stay what they would be without it. For DistributedDataParallel and FSDP2.
-    """
-
-    every: int = EVERY_CHECK
-    """Steps between two checks, each of which takes about as long as a forward and a backward pass."""
-
-    def __post_init__(self) -> None:
-        refuse_unless(is_whole(self.every, 1), "Recompute.every", self.every, "a number of steps, at least 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
     """What is measured of a run besides every step's loss and norm, and who is told."""
 
@@ -148,8 +134,9 @@ class Telemetry:
     price_per_hour: float | None = None
     """What an hour of the run costs, on all its machines, in any currency: incidents and the stability tax then have
     their cost in money."""
-    recompute: Recompute | None = None
-    """Whether several ranks compute each other's batches again now and then, and compare: ``sealegs.Recompute()``."""
+    recompute: bool | int = False
+    """Whether ranks compute each other's batches again now and then, to find hardware that computes wrongly: True for
+    every 500 steps, which takes 0.2 % of the time at the most, or a number of steps. For DDP and FSDP2."""
     ranks: Ranks | None = None
     """The timeout for ranks that do not come: to a step, a checkpoint or a rollback."""
 
@@ -160,7 +147,7 @@ class Telemetry:
             ("activations", isinstance(self.activations, ActivationSampler | None), "an ActivationSampler, or None"),
             ("routers", self.routers is None or callable(self.routers), "a function of the model, or None"),
             ("ranks", isinstance(self.ranks, Ranks | None), "Ranks(timeout_s=...), or None"),
-            ("recompute", isinstance(self.recompute, Recompute | None), "sealegs.Recompute(), or None"),
+            ("recompute", isinstance(self.recompute, bool) or is_whole(self.recompute, 1), RECOMPUTE),
             ("settings", _is_json(self.settings), "a dict of what JSON can hold"),
             ("price_per_hour", self.price_per_hour is None or is_price(self.price_per_hour), PRICE),
             ("sinks", are_sinks and all(map(_is_sink, self.sinks)), 'a list: [sealegs.tracker("wandb")]'),

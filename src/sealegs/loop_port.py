@@ -42,7 +42,7 @@ from sealegs.record.writer import INCOMPLETE
 from sealegs.recovery.global_batch import GlobalBatch
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.probe_isolation import ProbeIsolation
-from sealegs.recovery.recomputation import Recomputation, refusal
+from sealegs.recovery.recomputation import EVERY, Recomputation, refusal
 from sealegs.recovery.recovery import Recovery
 from sealegs.recovery.replicas import copy_majority
 from sealegs.recovery.restore_points import is_finite, not_finite
@@ -280,7 +280,7 @@ class LoopPort(Observer):
 
     def _recomputes(self, options: GuardOptions) -> Recomputation | None:
         """What has batches computed again on another rank, where that is asked for and possible."""
-        if (asked := options.telemetry.recompute) is None:
+        if not (asked := options.telemetry.recompute):
             return None
         if reason := refusal(self._model, self._meter):
             if self._ranks.world > 1:
@@ -288,7 +288,7 @@ class LoopPort(Observer):
             self.watch.note("no-recompute", step=self.number, reason=reason)
             return None
         return Recomputation(
-            asked.every,
+            EVERY if asked is True else asked,
             self._training,
             self._meter,
             self._batches,

@@ -149,7 +149,7 @@ def test_a_device_that_computes_something_else_is_the_cause(times: int, verdict:
     assert found.findings.verdict == verdict
     assert "cuda:2 of node7" in found.findings.because
     assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("device-fault", "established")
-    assert "take the machine with the faulty device out" in found.first_action
+    assert "the machine with the faulty device out" in found.first_action
 
 
 def test_a_finding_within_an_incident_is_told_there(tmp_path: Path) -> None:

@@ -72,10 +72,12 @@ class Network(nn.Module):
         assert isinstance(self.count, torch.Tensor)
         self.count += 1
         x = self.norm(self.inner(self.embedding(ids).mean(1)))
-        x = nn.functional.dropout(x, 0.2) * (1 + 0.01 * random.random() + 0.01 * numpy.random.random())
+        noise = 0.01 * random.random() + 0.01 * numpy.random.random()  # noqa: S311 - no secret
+        x = nn.functional.dropout(x, 0.2) * (1 + noise)
         if self._generator is not None:
             x = x * torch.rand(x.shape, generator=self._generator)
-        return self.out(x * torch.tanh(1 + self.count / 10)).square()
+        out: torch.Tensor = self.out(x * torch.tanh(1 + self.count / 10)).square()
+        return out
 
 
 def digest(model: nn.Module, optimizer: AdamW) -> str:
@@ -100,14 +102,15 @@ def run(case: Case, name: str, out: Path, rank: int) -> dict[str, Any]:
         keeps = case.kind == "buffers of its own"
         model = nn.parallel.DistributedDataParallel(inner, broadcast_buffers=not keeps)
         if keeps:
-            inner.count += rank
+            inner.get_buffer("count").add_(rank)
     optimizer = AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(100 + rank)
     random.seed(rank)
     numpy.random.seed(rank)
     batches = [torch.randint(20, (6, 5)) for _ in range(STEPS * case.micro_batches)]
-    recompute = sealegs.Recompute(every=case.every) if case.every else None
-    guard = sealegs.Guard(model, optimizer, run=out / name, telemetry=Telemetry(recompute=recompute, sample_every=2))
+    guard = sealegs.Guard(
+        model, optimizer, run=out / name, telemetry=Telemetry(recompute=case.every or False, sample_every=2)
+    )
 
     def clock() -> int:
         is_hit = case.strikes == "all" or (case.strikes == "others") == guard.is_probe
@@ -117,9 +120,7 @@ def run(case: Case, name: str, out: Path, rank: int) -> dict[str, Any]:
     passes = 0
     faults = [case.fault] if case.fault else []
     with guard, inject(faults, model, clock=clock, rank=rank):
-        taken = 0
-        for batch in guard.batches(batches):
-            taken += 1
+        for taken, batch in enumerate(guard.batches(batches), 1):
             is_last = taken % case.micro_batches == 0
             with nullcontext() if is_last else guard.accumulate():
                 loss = model(batch).mean() / case.micro_batches
@@ -142,7 +143,7 @@ def main(out: Path) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     model.module[1] = nn.SyncBatchNorm(2)  # on CPUs DDP does not take one
     try:
-        sealegs.Guard(model, AdamW(model.parameters()), run=None, telemetry=Telemetry(recompute=sealegs.Recompute()))
+        sealegs.Guard(model, AdamW(model.parameters()), run=None, telemetry=Telemetry(recompute=True))
     except ConfigError as error:
         saw["refused"] = str(error)
     (out / f"{rank}.json").write_text(json.dumps(saw))

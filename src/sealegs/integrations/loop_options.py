@@ -58,7 +58,7 @@ def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
 
 def guard_options(options: LoopOptions, **of_framework: Any) -> GuardOptions:
     """All options of a guard: the user's, and those that the framework says. A wrong value is refused here."""
-    if options.get("telemetry", Telemetry()).recompute is not None:
+    if options.get("telemetry", Telemetry()).recompute:
         raise ConfigError(
             "Telemetry.recompute: a framework's loop counts each batch that it is given; leave it out, or use "
             "sealegs.Guard in a loop of your own"
