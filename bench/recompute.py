@@ -25,7 +25,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import multiprocessing, nn
+from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import sealegs
@@ -151,7 +152,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         given: Any = (folder, arguments.device, arguments.width, arguments.steps)
-        multiprocessing.spawn(train, given, nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(train, given, nprocs=2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
