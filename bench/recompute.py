@@ -152,7 +152,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         given: Any = (folder, arguments.device, arguments.width, arguments.steps)
-        spawn(train, given, nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(train, given, nprocs=2)
 
 
 if __name__ == "__main__":

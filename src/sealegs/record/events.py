@@ -43,6 +43,8 @@ NULL = {
 NEEDED: dict[str, dict[str, Any]] = {
     **{kind: {"text": UNSAID} for kind in ("skip", "alarm", "halt", "remark", "fault", "snapshots")},
     **{kind: {"text": UNSAID} for kind in ("folder-lost", "folder-back")},
+    "silent-corruption": {"text": UNSAID},
+    "no-recompute": {"reason": UNSAID},
     "resume": {"passed_over": {}, "changed": {}, "checkpoint": None},
     "resume-audit": {"not_as_saved": {}, "changed": []},
     "sink-failed": {"sink": "a sink", "reason": UNSAID},
