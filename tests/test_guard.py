@@ -146,7 +146,7 @@ def small(**options: Any) -> tuple[nn.Module, Optimizer]:
 def losses(model: nn.Module, steps: int, spoilt: dict[int, float] | None = None, first: int = 0) -> Iterator[Tensor]:
     """Backpropagated losses; those that are spoilt are multiplied by what is given."""
     for step in range(first, first + steps):
-        torch.manual_seed(step)
+        torch.default_generator.manual_seed(step)  # the other would queue a traceback for each device
         loss = model(torch.randn(16, 4)).square().mean() + 0.5
         loss = loss * (spoilt or {}).get(step, 1.0)
         loss.backward()
@@ -433,7 +433,7 @@ def test_loss_scaling_finds_its_scale_without_an_alarm(tmp_path: Path) -> None:
     with sealegs.Guard(model, optimizer, run=tmp_path / "a", scaler=scaler, clip=1.0) as guard:
         verdicts = []
         for step in range(60):
-            torch.manual_seed(step)
+            torch.default_generator.manual_seed(step)
             with torch.autocast("cpu", torch.float16):
                 loss = model(torch.randn(16, 4)).float().square().mean() + 0.5
             scaler.scale(loss).backward()

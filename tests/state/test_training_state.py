@@ -96,7 +96,7 @@ def bits(subject: TrainingState) -> dict[str, Any]:
 
 
 def seed(number: int) -> None:
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(number)
     random.seed(number)
     np.random.seed(number)
 

@@ -82,7 +82,7 @@ def muon_run(run: Path | None, way: Literal["auto", "device", "host"], steps: in
     bad, skipped = {11, steps - 4}, set()
     with sealegs.Guard(model, optimizers, run=run, clip=1.0, act=sealegs.Skipping(way=way)) as guard:
         for step in range(steps):
-            torch.manual_seed(step)
+            torch.default_generator.manual_seed(step)
             loss = model(torch.randn(8, 4)).square().mean()
             (loss * (math.nan if step in bad else 1.0)).backward()
             verdict = guard.step(loss)
