@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick test-product test-frameworks style types tests format bench drills fuzz clean chromium
+.PHONY: help demo test quick test-product test-frameworks test-long style types tests format bench drills fuzz clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ test-frameworks:  ## the guard in the loops of Hugging Face, Accelerate and Ligh
 style: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+test-long:  ## what `make test` leaves out because something shorter shows the same: by hand, before a release
+	@$(MAKE) --no-print-directory tests TESTS=--long
 
 # One thread of a minute, so that they run beside the tests.
 types: .venv/test.stamp

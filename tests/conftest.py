@@ -98,7 +98,19 @@ def pytest_make_collect_report(
         return (yield)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run what is marked as long, and nothing else")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long") or not config.getoption("file_or_dir"):  # of a file that is named all is run
+        kept: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            is_long = item.get_closest_marker("long") is not None
+            (kept if is_long == config.getoption("--long") else left_out).append(item)
+        items[:] = kept
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if trains(item.path):

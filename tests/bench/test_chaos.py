@@ -22,6 +22,7 @@ from bench.kills.training import KINDS, Kind, Training
 KIND = Kind("standard", "one NaN", 1)
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("jobs")
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_path: Path) -> None:
     campaign = Campaign([KIND], seed=1, place=tmp_path)

@@ -266,6 +266,7 @@ def small(tmp_path: Path) -> Data:
     return Data(healthy=short, noise=noise, young=young, labs=labs, base=short[0], places=[1300, 1200])
 
 
+@pytest.mark.long
 def test_all_of_it_is_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small(tmp_path)
     results = cells.run(data, tmp_path / "kept", workers=1)

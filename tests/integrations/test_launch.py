@@ -103,6 +103,7 @@ def test_the_example_of_lora(trainers: tuple[Path, str, str]) -> None:
     assert skips_in(run) == [(20, True)]
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("transformers")
 def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A console script, which starts `accelerate launch`, which starts TRL's own program.
@@ -173,7 +174,9 @@ def has_nan(weights: bytes) -> bool:
     ("start", "words"),
     [
         ((str(BIN / "torchrun"), "--nproc-per-node", "2"), ("--playbook", "standard")),
-        ((str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1"), ("--act",)),
+        pytest.param(
+            *((str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1"), ("--act",)), marks=pytest.mark.long
+        ),
         ((sys.executable,), ()),
     ],
     ids=["torchrun", "accelerate launch", "watched"],
