@@ -24,7 +24,7 @@ from typing import Any
 PROGRAM = "from sealegs.cli.main import main\nif __name__ == '__main__': raise SystemExit(main({words!r}))\n"
 RATES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2)
 LIKE = 0.5
-PARAMETERS = ((5, 14, 8), (5, 20, 5), (3, 20, 5), (2, 20, 5), (2, 40, 4), (1, 20, 5))
+PARAMETERS = ((5, 14, 8), (5, 20, 5), (3, 20, 5), (2, 20, 5), (2, 30, 4))
 
 
 def pieces(count: int, draw: random.Random) -> list[str]:
