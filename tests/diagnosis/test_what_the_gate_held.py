@@ -104,3 +104,13 @@ def test_the_first_action_knows_that_the_run_went_back_and_whether_it_has_passed
     never = written_from_outside(tmp_path / "c", to=0)
     assert never.findings.verdict == "act"
     assert never.first_action.startswith("Reload the last checkpoint")
+
+
+@pytest.mark.parametrize("is_skipped", [True, False])
+def test_a_row_of_nans_that_was_skipped_and_is_long_over_calls_for_nothing(is_skipped: bool, tmp_path: Path) -> None:
+    broken = range(200, 206)
+    alarms = [rejected(step) | {"kind": "alarm" if step >= 202 else "skip"} for step in broken]
+    found = diagnosed(tmp_path / "a", rows(0, 500, broken), alarms if is_skipped else [])
+    assert [(one.kind, one.start, one.end) for one in found.findings.incidents] == [("nonfinite", 200, 205)]
+    assert found.findings.verdict == ("watch" if is_skipped else "act")
+    assert found.first_action.startswith("Leave it, the loss is back")

@@ -238,11 +238,16 @@ def _if_held(run: Run, curve: LossCurve, one: Stretch) -> Stretch:
     not known to be spoilt, and it is too short for an alarm."""
     if not one.is_open or one.last - one.first + 1 >= IN_A_ROW:
         return one
+    return one._replace(is_held=_is_kept_out(run, curve, one))
+
+
+def _is_kept_out(run: Run, curve: LossCurve, one: Stretch) -> bool:
+    """Whether all updates of a stretch are known to have been skipped, and no weight is known to be spoilt."""
     here = slice(one.first, one.last + 1)
     is_skipped = set(curve.steps[here].tolist()) <= set(skipped_steps(run.events))
     is_spoilt = np.isinf(beside(run, curve, "param_norm")[here])
     is_spoilt |= np.isin(beside(run, curve, "params_finite")[here], (0.0, np.inf))
-    return one._replace(is_held=is_skipped and not is_spoilt.any())
+    return is_skipped and not is_spoilt.any()
 
 
 def _is_below_before(curve: LossCurve, one: Stretch) -> bool:
@@ -296,8 +301,9 @@ def _overlap(one: Stretch, other: Stretch) -> bool:
 
 def _is_within(one: Stretch, other: Stretch) -> bool:
     """Whether it is another's doing: at no row that is not the other's, and of its kind, unless the other is not
-    finite, from which anything follows. An overflow that the live statistic saw last longer is the same overflow."""
-    if one.kind == other.kind == "overflow":
+    finite, from which anything follows. An overflow, or what is not finite, that the live statistic saw last longer is
+    the same one."""
+    if one.kind == other.kind and one.kind in ("overflow", "nonfinite"):
         return _overlap(one, other)
     is_alike = other.kind in (one.kind, "nonfinite")
     return is_alike and other.first <= one.first and one.last <= other.last
@@ -460,7 +466,14 @@ def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> li
     pairs = zip(found, findings.incidents, strict=True)
     asking = [(one, it) for one, it in pairs if _asks_for_action(curve, one, it, last, is_blind=is_blind)]
     asking = [(one, it) for one, it in asking if not _is_no_worse(findings.run, it)]
+    asking = [(one, it) for one, it in asking if not _has_passed(findings.run, curve, one, it)]
     return [it for one, it in asking if one.kind not in GRADUAL or not _is_little(curve, one)]
+
+
+def _has_passed(run: Run, curve: LossCurve, one: Stretch, incident: Incident) -> bool:
+    """Whether values that were not finite were kept from the weights, and the loss is back where it was."""
+    is_back = incident.recovery_loss is not None and not incident.recovery_loss > incident.limit
+    return one.kind == "nonfinite" and not one.is_open and is_back and _is_kept_out(run, curve, one)
 
 
 def _is_no_worse(run: Run, incident: Incident) -> bool:
@@ -564,8 +577,9 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
     """Whether an incident calls for action.
 
     One in an attempt that was given up does not: the present weights have not gone through it.
-    A spike that came down by itself does not, however long it took. Neither does a rise in a run that ends no higher
-    than before it, as where tasks are learned one after the other, nor a rise of a loss that measures nothing.
+    A spike that came down by itself does not, however long it took, nor a shift that was back within 50 steps. Neither
+    does a rise in a run that ends no higher than before it, as where tasks are learned one after the other, nor a rise
+    of a loss that measures nothing.
     A loss of state at a resume does, even if the run has learned it again: the next resume will lose it again.
     """
     if _is_given_up(curve, one):
@@ -576,7 +590,10 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
         return one.is_open or incident.trajectory == "divergent"
     deviation = 0.0 if math.isnan(incident.limit) else 2 * (incident.limit - incident.usual)
     is_back = last <= incident.pre_loss + deviation / math.sqrt(AVERAGED)  # a mean of so many rows is known to this
-    is_over = (one.kind == "spike" and not one.is_open) or (one.kind != "resume_jump" and is_back)
+    is_closed = not one.is_open and (
+        one.kind == "spike" or (one.kind == "level_shift" and incident.trajectory == "fast")
+    )
+    is_over = is_closed or (one.kind != "resume_jump" and is_back)
     if one.kind in BENIGN or one.kind in WATCHED or is_blind:
         return False
     if one.kind != "resume_jump" and (_is_noise(curve, one) or _is_chance(curve, one)):

@@ -364,7 +364,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     if top.card.name in LEAVE_IT and top.grade != "hypothesis" and not asks:
         return f"Leave it: {_orders(facts, top.card.remedies)}."
     parts, past = [], _how_it_passed(facts)
-    is_sound = facts.is_over or facts.is_only_scale or top.card.spares_weights
+    is_spared = top.card.spares_weights and not (top.grade == "hypothesis" and facts.leaps)  # that is no proof
+    is_sound = facts.is_over or facts.is_only_scale or is_spared
     if asks and (facts.persists or facts.stays_bad) and not is_sound:
         at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
         is_late = len(facts.loss.finite.within(0, facts.sound_before - 1).values) > 0
