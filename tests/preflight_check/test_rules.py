@@ -73,6 +73,22 @@ def test_a_warmup_is_advised_that_fits_into_the_run(known: dict[str, int], value
     assert found.value == value
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "value"),
+    [
+        ({"optimizer": "sgd"}, None),  # 0.1 at a rate of 0.1 would halve the weights in 70 steps
+        ({"optimizer": "Adam", "decoupled": False}, "0.1, with decoupled_weight_decay=True"),
+        ({"optimizer": "adam", "decoupled": True}, "0.1"),
+        ({"optimizer": "lion"}, "0.1"),
+        ({}, "0.1"),
+    ],
+)
+def test_the_weight_decay_of_adamw_is_advised_to_its_kind_alone(optimizer: dict[str, Any], value: str | None) -> None:
+    found = check(plan_from({"weight_decay": 0.0, **optimizer}), "plan", RULES)
+    assert [each.value for each in found.findings if each.code == "OPT5"] == ([value] if value else [])
+    assert ("OPT5" in found.margins_unknown) == (value is None), "nobody knows whether that margin is there"
+
+
 def test_every_rule_has_its_page_and_its_cases() -> None:
     assert [(case.code, case.title) for case in CASES] == [(rule.code, rule.title) for rule in RULES]
     assert len(RULES) == 73

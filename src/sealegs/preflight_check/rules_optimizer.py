@@ -2,7 +2,7 @@
 
 import math
 
-from sealegs.preflight_check.rule import Family, RuleFinding
+from sealegs.preflight_check.rule import Family, RuleFinding, Unknown
 from sealegs.report.commands.preflight import Grade
 
 OPTIMIZER = Family("OPT", "optimizer")
@@ -12,6 +12,8 @@ SMALLEST = {"fp16": 6e-8, "bf16": 9.2e-41, "fp32": 1.4e-45}
 """The smallest number above zero in each format."""
 STEP = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 """Relative changes below this may be lost to rounding."""
+DECAYS_GRADIENTS = ("sgd", "asgd", "rmsprop", "adagrad", "adadelta", "rprop")
+"""Optimizers whose weight decay is added to the gradient: what AdamW has as 0.1 is 1e-4 there."""
 
 
 @OPTIMIZER.rule(margin=True, from_scratch=True)
@@ -85,19 +87,23 @@ def eps_mutes_gradients(
 
 
 @OPTIMIZER.rule(margin=True, from_scratch=True)
-def decay_too_low(weight_decay: float) -> RuleFinding | None:
+def decay_too_low(weight_decay: float, optimizer: str = "", decoupled: bool | None = None) -> RuleFinding | None:
     """Hardly any weight decay.
 
     Why: nothing holds the size of the weights then. Over a long run logits of attention and output grow, softmax
-      saturates, gradients fade. Below 0.01 that is as good as none.
+      saturates, gradients fade. Below 0.01 that is as good as none. (Of AdamW and its kind: SGD's decay is another
+      number, times a rate a hundred times as large.)
     Set: weight_decay to 0.1.
     Sure: supported for pretraining of many thousand steps; short fine-tuning does not need it.
     See: Loshchilov and Hutter 2019, Decoupled weight decay regularization; Wortsman et al. 2023, Small-scale proxies
       for large-scale Transformer training instabilities, section 3.2.
     """
+    if optimizer.lower() in DECAYS_GRADIENTS:
+        raise Unknown("decoupled")
     if weight_decay >= 0.01:
         return None
-    return RuleFinding("warning", f"weight decay is {weight_decay:g}", "weight_decay", "0.1")
+    value = "0.1, with decoupled_weight_decay=True" if optimizer.lower() == "adam" and not decoupled else "0.1"
+    return RuleFinding("warning", f"weight decay is {weight_decay:g}", "weight_decay", value)
 
 
 @OPTIMIZER.rule()
