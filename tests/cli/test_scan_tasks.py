@@ -201,6 +201,7 @@ def test_a_task_that_ends_is_told_with_its_reason(scan: Callable[..., Said]) -> 
         (["a.txt", "--on", "slurm", "--work", "w", "--tasks", "1", "--sbatch", "x"], "--sbatch x: give KEY=VALUE"),
         (["a.txt", "--on", "local", "--work", "w", "--tasks", "1", "--incident", "r#1"], "--incident: the corpus is"),
         (["a.txt", "--near"], "--near: give --on, too: it runs in tasks"),
+        (["a.txt", "--spans"], "--spans: give --on, too: it runs in tasks"),
         (["a.txt", "--near-words", "0"], "--near-words 0: at least 1"),
         (["--status"], "--status: give --work, too"),
         (["--status", "--work", "nowhere"], "--work nowhere: no scan has been started in it"),
@@ -276,6 +277,42 @@ def test_of_documents_that_are_alike_the_first_is_kept_whatever_the_tasks(scan: 
     }
     same = next(each for each in listed if (each["file"], each["document"]) == ("corpus/b.jsonl", 7))
     assert same["why"] == ["duplicate: the same as corpus/b.jsonl#2"]  # and not said twice
+
+
+def test_documents_that_share_spans_with_earlier_ones_are_named(scan: Callable[..., Said]) -> None:
+    draw = random.Random(6)  # noqa: S311 - no secrets
+    words = [f"word{number}" for number in range(5000)]
+    texts = [draw.choices(words, k=400) for _ in range(30)]
+    spans = {
+        7: (2, 300),
+        9: (2, 100),
+        12: (11, 90),
+        20: (19, 49 - 20),
+        25: (24, 12),
+    }  # document: whose words, and how many
+    for later, (earlier, size) in spans.items():
+        at, start = draw.randrange(400 - size), draw.randrange(400 - size)
+        texts[later][at : at + size] = texts[earlier][start : start + size]
+    texts[28] = list(texts[4])  # a duplicate, which is not said twice
+    Path("corpus").mkdir()
+    for number, each in enumerate(texts):
+        Path(f"corpus/{number:02d}.jsonl").write_text(json.dumps({"text": " ".join(each)}))
+    found = []
+    for tasks in ("2", "7"):
+        assert scan("corpus", "--on", "local", "--tasks", tasks, "--work", tasks, "--spans", "-o", "out")[0] == 1
+        found.append(files_in(Path("out")))
+        shutil.rmtree("out")
+        assert f"{tasks} of {tasks} tasks of spans" in scan("--work", tasks, "--status")[1]
+    assert found[0] == found[1]
+    listed = [json.loads(line) for line in found[0]["documents.jsonl"].splitlines()[1:]]
+    assert [(each["file"][7:9], each["action"]) for each in listed] == [
+        ("07", "drop"), ("09", "defer"), ("12", "defer"), ("28", "drop")
+    ]  # fmt: skip
+    assert re.fullmatch(
+        r"shared: about [67]\d% of its runs of 32 words are in earlier documents, first in corpus/02.jsonl#0",
+        listed[0]["why"][0],
+    )
+    assert [why.partition(":")[0] for why in listed[3]["why"]] == ["duplicate"]
 
 
 # Slurm.

@@ -112,7 +112,9 @@ def main(arguments: Sequence[str]) -> int:
         by_tasks = counted_by_tasks(options, options.corpus, parts, ways, jobs)
         if by_tasks is None:
             return 0 if options.dry_run else NOT_DONE
-        settled = CorpusSummary(by_tasks.counts, parts, ways, tables=by_tasks.work.tables, near=by_tasks.near)
+        settled = CorpusSummary(
+            by_tasks.counts, parts, ways, tables=by_tasks.work.tables, near=by_tasks.near, shared=by_tasks.shared
+        )
     else:
         counts = scan(parts, ways, jobs=jobs, tell=_progress(parts))
         settled = CorpusSummary(counts, parts, ways)

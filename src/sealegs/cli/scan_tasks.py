@@ -9,8 +9,9 @@ import tyro
 from sealegs.cli.output import say, show, tell
 from sealegs.errors import ConfigError, MissingExtra
 from sealegs.scan.blocks import Part, Ways
-from sealegs.scan.counts import Clusters, Counts, merged
-from sealegs.scan.tasks import Cluster, counting, is_done, run_here, script, submit
+from sealegs.scan.counts import Clusters, Counts, Shared, merged
+from sealegs.scan.spans import shared, sharing
+from sealegs.scan.tasks import COUNT, Cluster, counting, is_done, run_here, script, submit
 from sealegs.scan.work_folder import Progress, WorkFolder
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class TaskOptions:
     """Buckets of hashes: documents are alike if all hashes of one are equal."""
     near_hashes: Annotated[int, tyro.conf.arg(metavar="N")] = 8
     """Hashes of a bucket."""
+    spans: bool = False
+    """Find documents that share spans of 50 words or more with earlier ones, in further tasks."""
     partition: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Of Slurm."""
     time: Annotated[str, tyro.conf.arg(metavar="H:M:S")] = "24:00:00"
@@ -59,8 +62,9 @@ def refuse(options: TaskOptions, *, has_incident: bool) -> None:
     for name in ("near_words", "near_buckets", "near_hashes", "memory"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
-    if options.near and options.on is None:
-        raise ConfigError("--near: give --on, too: it runs in tasks")
+    for name in ("near", "spans"):
+        if getattr(options, name) and options.on is None:
+            raise ConfigError(f"--{name}: give --on, too: it runs in tasks")
     if options.on is None:
         for name in ("tasks", "work", "partition"):
             if getattr(options, name) is not None and not (name == "work" and options.status):
@@ -92,7 +96,14 @@ def show_status(place: str) -> int:
         say(f"task {task} ended: {why}")
     if len(now.failed) > _TOLD:
         say(f"and {len(now.failed) - _TOLD} more tasks")
-    return 0 if now.done == now.bundles else NOT_DONE
+    is_done = now.done == now.bundles
+    for name in sorted(work.store.sizes("tasks")):
+        stage, _, tasks = name.rpartition("-")
+        done = len(work.store.sizes(f"tasks/{name}/completions"))
+        if stage != COUNT:
+            say(f"{done:,} of {int(tasks):,} tasks of {stage}")
+            is_done &= done == int(tasks)
+    return 0 if is_done else NOT_DONE
 
 
 def _far(now: Progress) -> str:
@@ -108,6 +119,7 @@ class ByTasks(NamedTuple):
     work: WorkFolder
     counts: Counts
     near: Clusters | None
+    shared: Shared | None
 
 
 def counted_by_tasks(
@@ -150,12 +162,14 @@ def counted_by_tasks(
         from sealegs.scan.near import clusters
 
         near = clusters(work, options.tasks, alike)
-    return ByTasks(work, merged(work.kept()), near)
+    return ByTasks(work, merged(work.kept()), near, shared(work) if options.spans else None)
 
 
 def _stages(options: TaskOptions, work: WorkFolder) -> "tuple[Alike | None, list[Stage]]":
     assert options.tasks is not None
     stages = [counting(work, options.tasks)]
+    if options.spans:
+        stages.append(sharing(work, options.tasks))
     if not options.near:
         return None, stages
     try:

@@ -183,6 +183,17 @@ class Clusters:
         return keys[others], keys[firsts[cluster[others]]], sizes[cluster[others]]
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Documents that share spans with earlier ones."""
+
+    keys: Ints
+    firsts: Ints
+    """For each, the first document in the corpus that shares one with it."""
+    shares: NDArray[np.float64]
+    """The share of each that some earlier document has."""
+
+
 def document_key(part: int, documents: Ints | int) -> Ints:
     """One number for a part and a document in it, in the order of the corpus."""
     return np.asarray(part * (1 << 32) + documents, np.int64)

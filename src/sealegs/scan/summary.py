@@ -15,10 +15,12 @@ from sealegs.report.commands.scan import MEANING, Example, KindShown, Scanned, S
 from sealegs.scan.blocks import Ids, Part, TextDocuments, Ways
 from sealegs.scan.counts import (
     LISTED,
+    Action,
     Clusters,
     Counts,
     DocumentFinding,
     Documents,
+    Shared,
     Unit,
     document_key,
     part_and_document,
@@ -30,6 +32,8 @@ from sealegs.scan.text import shown
 
 CROWD = 5
 """Occurrences of a rare token in one document that make it crowded: most of the nine that it may have."""
+SHARED_SOME, SHARED_MOST = 0.1, 0.5
+"""Share of the runs of words of a document that earlier ones have, from which on it is named, and is dropped."""
 _EXAMPLES = 5
 _FREQUENT = 8
 _PROBLEMS = 20
@@ -60,9 +64,10 @@ class CorpusSummary:
         also: Sequence[DocumentFinding] = (),
         tables: Tables | None = None,
         near: Clusters | None = None,
+        shared: Shared | None = None,
     ) -> None:
         """``also`` are findings that no count of a part shows by itself; ``tables`` has the documents if the counts
-        have not; ``near`` has those that are alike."""
+        have not; ``near`` has those that are alike, ``shared`` those that share spans."""
         self._parts = parts
         self._ways = ways
         self._before = _numbers_before(counts, parts)
@@ -75,6 +80,8 @@ class CorpusSummary:
         more = [*(_crowded(self, counts) if self.unit == "tokens" else ()), *also]
         if near is not None:
             more += _near(self, counts, near)
+        if shared is not None:
+            more += _sharing(self, shared)
         again, more, found = _over_tables(self, counts, more, tables or (lambda: [Documents.of(counts)]))
         in_order = sorted((*counts.findings, *again, *more), key=lambda each: (each.part, each.document))
         self.counts = replace(counts, findings=tuple(in_order)[:LISTED], found=counts.found + found)
@@ -196,7 +203,7 @@ class CorpusSummary:
     def _example(self, found: DocumentFinding) -> Example:
         named = self.name(found.part, found.document)
         about = found.excerpt
-        if not about and found.kind in ("duplicate", "near-duplicate", "crowded", "incident", "alike"):
+        if not about and found.kind in ("duplicate", "near-duplicate", "shared", "crowded", "incident", "alike"):
             about = self._beginning(found.part, found.document)
         elif self._parts[found.part].format == "ids" and self._ways.tokenizer is not None and about:
             about = shown(tokenizer_of(self._ways.tokenizer).decode([int(each) for each in about.split()]))
@@ -251,7 +258,7 @@ def _over_tables(
             (twin,) = settled.names(np.array([earlier]))
             again.append(DocumentFinding(*part_and_document(key), "duplicate", "drop", f"the same as {twin}", ""))
         for key in later[np.isin(later, wanted)].tolist():
-            by_key[key] = [each for each in by_key[key] if each.kind != "near-duplicate"]
+            by_key[key] = [each for each in by_key[key] if each.kind not in ("near-duplicate", "shared")]
         here = np.flatnonzero(np.isin(table.keys, wanted))
         for key, origin in zip(table.keys[here].tolist(), table.origins[here].tolist(), strict=True):
             found.update((names[origin], each.kind) for each in by_key[key])
@@ -276,6 +283,16 @@ def _near(settled: CorpusSummary, counts: Counts, near: Clusters) -> Iterator[Do
         (twin,) = settled.names(np.array([first]))
         text = f"as {twin}" + (f", one of {size:,}" if size > 2 else "")
         yield DocumentFinding(*part_and_document(key), "near-duplicate", "drop", text, "")
+
+
+def _sharing(settled: CorpusSummary, shared: Shared) -> Iterator[DocumentFinding]:
+    """Documents of which a good part is in earlier ones."""
+    much = np.flatnonzero(shared.shares >= SHARED_SOME)[:LISTED]
+    for key, first, share in zip(shared.keys[much].tolist(), shared.firsts[much], shared.shares[much], strict=True):
+        (twin,) = settled.names(np.array([first]))
+        text = f"about {share:.0%} of its runs of 32 words are in earlier documents, first in {twin}"
+        action: Action = "drop" if share >= SHARED_MOST else "defer"
+        yield DocumentFinding(*part_and_document(key), "shared", action, text, "")
 
 
 def _crowded(settled: CorpusSummary, counts: Counts) -> Iterator[DocumentFinding]:

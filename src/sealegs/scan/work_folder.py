@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import whole_file, writing
@@ -231,7 +232,7 @@ class WorkFolder:
             schema=SCHEMA,
             plan=self.plan.number,
             sizes={kind: len(data) for kind, data in files.items()},
-            ranges=np.searchsorted(table["digest"] >> np.uint64(56), np.arange(_RANGES + 1)).tolist(),
+            ranges=ranges_of(table["digest"]),
             sources=counts.sources,
             parts=counts.parts,
             found=[(source, kind, times) for (source, kind), times in counts.found.items()],
@@ -264,22 +265,29 @@ class WorkFolder:
     def tables(self) -> Iterator[Documents]:
         """All documents, some millions at a time: those whose digests begin alike come together."""
         assert len(self._ranges) == len(self.plan.bundles), "the counts are read first"
-        starts = np.array([self._ranges[bundle] for bundle in range(len(self.plan.bundles))], np.int64)
+        ranges = [self._ranges[bundle] for bundle in range(len(self.plan.bundles))]
+        for table in self.in_ranges(_COUNTS, "documents", _DOCUMENT, ranges):
+            yield Documents(table["digest"].copy(), table["key"].copy(), table["origin"].copy())
+
+    def in_ranges(
+        self, folder: str, kind: str, row: np.dtype[Any], ranges: Sequence[Sequence[int]]
+    ) -> Iterator[NDArray[Any]]:
+        """The rows of all bundles, some millions at a time: those whose hashes begin alike come together. ``ranges`` is
+        ``ranges_of`` the table of each bundle."""
+        starts = np.array(ranges, np.int64)
         ends_at = np.append(0, np.cumsum(np.diff(starts, axis=1).sum(0)))
+
+        def read(bundle: int) -> bytes:
+            start, end = (int(starts[bundle, each]) * row.itemsize for each in (first, last))
+            return self.store.read(f"{folder}/{bundle:05d}.{kind}", start, end) if start < end else b""
+
         first = 0
         while first < _RANGES:
             last = int(np.searchsorted(ends_at, ends_at[first] + _AT_ONCE, side="right")) - 1
             last = min(max(last, first + 1), _RANGES)
-            spans = [(bundle, int(each[first]), int(each[last])) for bundle, each in enumerate(starts)]
             with ThreadPoolExecutor(_READS) as threads:
-                data = b"".join(threads.map(self._documents, spans))
-            table = np.frombuffer(data, _DOCUMENT)
-            yield Documents(table["digest"].copy(), table["key"].copy(), table["origin"].copy())
+                yield np.frombuffer(b"".join(threads.map(read, range(len(starts)))), row)
             first = last
-
-    def _documents(self, span: tuple[int, int, int]) -> bytes:
-        bundle, start, end = (span[0], *(each * _DOCUMENT.itemsize for each in span[1:]))
-        return self.store.read(f"{_COUNTS}/{bundle:05d}.documents", start, end) if start < end else b""
 
     def _stored(self, bundle: int) -> _Stored:
         name = f"{_COUNTS}/{bundle:05d}.json"
@@ -315,6 +323,12 @@ class WorkFolder:
         failed = {int(name[:5]): self.store.read(f"{_FAILED}/{name}").decode() for name in self.store.sizes(_FAILED)}
         everything = range(len(self.plan.bundles))
         return Progress(len(everything), len(counted), self.plan.size(everything), self.plan.size(counted), failed)
+
+
+def ranges_of(hashes: NDArray[np.uint64]) -> list[int]:
+    """Where those of each first byte start, in rising order, and the end."""
+    found: list[int] = np.searchsorted(hashes >> np.uint64(56), np.arange(_RANGES + 1)).tolist()
+    return found
 
 
 def planned_bundles(corpus: Sequence[str], parts: Sequence[Part], ways: Ways, *, also: bytes = b"") -> Plan:
