@@ -49,6 +49,8 @@ def test_an_order_in_a_file_is_read_in_pieces(piece: int, tmp_path: Path, monkey
     for found in told:
         assert (found.batches, found.meeting) == (10, len({batch for (batch, _), times in met.items() if times > 1}))
         assert found.worst[0].tokens.tolist() == told[0].worst[0].tokens.tolist()
+    mapped = np.load(tmp_path / "order.npy", mmap_mode="r")
+    assert repr(ahead(mapped[8:], rare, batch=8)) == repr(ahead(np.array(mapped[8:]), rare, batch=8))
     as_it_lies = [ahead(each, rare, batch=8) for each in (range(70), np.arange(70))]
     assert repr(as_it_lies[0]) == repr(as_it_lies[1])
     assert (subject._places(range(70), rare.rows) >= 0).sum() == (rare.rows < 70).sum()

@@ -134,7 +134,7 @@ def counted_by_tasks(
         tasks=options.tasks,
         jobs=jobs,
         partition=options.partition,
-        time=options.time,
+        limit=options.time,
         memory=options.memory,
         sbatch=dict(each.split("=", 1) for each in options.sbatch),
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,13 +89,19 @@ def _places(order: Ints | range, rows: Ints) -> Ints:
 
 def pieces(order: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     """An order in pieces; of a mapped file, what has been read does not stay in memory."""
+    is_file = isinstance(order, np.memmap) and order.ndim == 1 and _is_whole(order)
     for first in range(0, len(order), _PIECE):
         size = min(_PIECE, len(order) - first)
-        if isinstance(order, np.memmap) and order.ndim == 1 and isinstance(order.offset, int):
+        if is_file and isinstance(order, np.memmap):
             start = order.offset + first * order.itemsize
             yield first, np.memmap(str(order.filename), order.dtype, "r", start, (size,))
         else:
             yield first, order[first : first + size]
+
+
+def _is_whole(order: "np.memmap[Any, Any]") -> bool:
+    """Whether it is all of its file from its offset on: a slice of a mapped file says the offset of the whole."""
+    return order.offset + order.nbytes == Path(str(order.filename)).stat().st_size
 
 
 def _crowd(batch: int, tokens: Ints, rows: Ints, met: int) -> Crowd:

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sealegs.batching.stratified import Ints
-from sealegs.errors import SealegsError
+from sealegs.errors import SealegsError, SourceError
 from sealegs.scan.blocks import Ids, TextDocuments
 from sealegs.scan.counts import Shared, document_key
 from sealegs.scan.plan import READERS
@@ -121,6 +121,9 @@ def _keep(work: WorkFolder, bundle: int, table: NDArray[Any]) -> None:
 def shared(work: WorkFolder) -> Shared:
     """Of each document, how much of it an earlier one has; memory grows with the documents that share something."""
     bundles = range(len(work.plan.bundles))
+    if missing := {f"{bundle:05d}.json" for bundle in bundles} - work.store.names(_FOLDER):
+        place = work.store.address(_FOLDER)
+        raise SourceError(f"{place}: {min(missing)} is gone; remove {work.store.address('tasks')}, and go on")
     ranges = [json.load(io.BytesIO(work.store.read(f"{_FOLDER}/{bundle:05d}.json")))["ranges"] for bundle in bundles]
     sums = np.empty(0, _SUM)
     for table in work.in_ranges(_FOLDER, "rows", _CHOSEN, ranges):

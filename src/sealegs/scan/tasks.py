@@ -7,8 +7,9 @@ killed loses one bundle, and the number of tasks may be another one when the sca
 import _thread
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from sealegs.scan.work_folder import Progress, WorkFolder
 
 Place: TypeAlias = Literal["local", "slurm", "ray"]
 _LOOK_S = 2.0
+_PAUSE = 20
+"""Times that a look takes, from one to the next: thousands of files in a store take long."""
 COUNT = "count"
 _JOB = "sealegs-scan"
 
@@ -36,7 +39,8 @@ class Cluster:
     jobs: int
     """Tasks at a time."""
     partition: str | None = None
-    time: str = "24:00:00"
+    limit: str = "24:00:00"
+    """Of the time of each task, as Slurm has it."""
     memory: int = 4
     """GB for each task."""
     sbatch: Mapping[str, str] = field(default_factory=dict)
@@ -179,7 +183,7 @@ def executor(work: WorkFolder, stage: Stage, cluster: Cluster, depends: Any = No
     logs = f"{_JOB}-logs" if is_address(work.store.place) else work.store.address(f"{_folder(stage)}/slurm")
     return SlurmPipelineExecutor(
         **known,
-        time=cluster.time,
+        time=cluster.limit,
         partition=cluster.partition,
         mem_per_cpu_gb=cluster.memory,
         job_name=f"{_JOB}-{stage.name}",
@@ -218,8 +222,12 @@ def _watched(work: WorkFolder, stage: Stage, tell: Callable[[Progress], None]) -
     def look() -> None:
         known: set[int] = set()
         missing = 0
-        while not over.wait(_LOOK_S):
-            tell(work.progress())
+        pause = _LOOK_S
+        while not over.wait(pause):
+            began = time.monotonic()
+            with suppress(OSError, SealegsError):  # of a store that does not answer for once
+                tell(work.progress())
+            pause = max(_LOOK_S, _PAUSE * (time.monotonic() - began))
             here = {each.pid for each in multiprocess.active_children() if each.pid is not None}
             missing = missing + 1 if known - here else 0
             known |= here

@@ -10,15 +10,15 @@ import io
 import json
 import os
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,8 @@ from sealegs.record.files import whole_file, writing
 from sealegs.scan.blocks import Part, Ways
 from sealegs.scan.counts import Counts, DocumentFinding, Documents, Places, SourceSizes, Unit, UnreadablePart
 from sealegs.scan.files import file_system, is_address, opened, reading, settled, stamp_of
+
+T = TypeVar("T")
 
 SCHEMA = 1
 MOST_BUNDLES = 10_000
@@ -97,6 +99,14 @@ class Store:
             self._system.invalidate_cache(f"{self._root}/{folder}")
             there = self._system.ls(f"{self._root}/{folder}", detail=True)
         return {each["name"].rpartition("/")[2]: int(each["size"] or 0) for each in there}
+
+    def names(self, folder: str) -> set[str]:
+        """The files of a folder, without a question about each."""
+        if self._system is None:
+            with suppress(FileNotFoundError), os.scandir(Path(self.place) / folder) as listed:
+                return {each.name for each in listed if not each.name.startswith(".")}
+            return set()
+        return set(self.sizes(folder))
 
     def has(self, name: str) -> bool:
         """Whether there is such a file."""
@@ -214,7 +224,7 @@ class WorkFolder:
 
     def counted(self) -> set[int]:
         """The bundles whose counts are whole."""
-        there = self.store.sizes(_COUNTS)
+        there = self.store.names(_COUNTS)
         return {bundle for bundle in range(len(self.plan.bundles)) if f"{bundle:05d}.json" in there}
 
     def keep(self, bundle: int, counts: Counts) -> None:
@@ -245,10 +255,9 @@ class WorkFolder:
 
     def kept(self) -> Iterator[Counts]:
         """The counts of each bundle in the order of the corpus, without documents, of which ``tables`` has more."""
-        for bundle in range(len(self.plan.bundles)):
-            stored = self._stored(bundle)
+        for bundle, (stored, data) in enumerate(self._ahead(range(len(self.plan.bundles)), self._read)):
             self._ranges[bundle] = stored.ranges
-            with np.load(io.BytesIO(self.store.read(f"{_COUNTS}/{bundle:05d}.npz")), allow_pickle=False) as arrays:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 tokens, at = arrays["tokens"], arrays["at"]
             yield Counts(
                 tokens=tokens,
@@ -261,6 +270,18 @@ class WorkFolder:
                 problem_count=stored.problem_count,
                 units=frozenset(stored.units),
             )
+
+    def _read(self, bundle: int) -> tuple[_Stored, bytes]:
+        return self._stored(bundle), self.store.read(f"{_COUNTS}/{bundle:05d}.npz")
+
+    def _ahead(self, bundles: Iterable[int], read: Callable[[int], T]) -> Iterator[T]:
+        """What is read of each bundle, in order; a few are read ahead, because an address takes its time."""
+        waiting = iter(bundles)
+        with ThreadPoolExecutor(_READS) as threads:
+            pending = deque(threads.submit(read, bundle) for bundle in islice(waiting, _READS))
+            while pending:
+                yield pending.popleft().result()
+                pending.extend(threads.submit(read, bundle) for bundle in islice(waiting, 1))
 
     def tables(self) -> Iterator[Documents]:
         """All documents, some millions at a time: those whose digests begin alike come together."""
@@ -303,8 +324,9 @@ class WorkFolder:
         """Bundles whose counts are torn, as a power cut may leave them; they are forgotten, to be counted again."""
         sizes = self.store.sizes(_COUNTS)
         found = []
-        for bundle in sorted(self.counted()):
-            wanted = self._stored(bundle).sizes
+        counted = sorted(self.counted())
+        for bundle, stored in zip(counted, self._ahead(counted, self._stored), strict=True):
+            wanted = stored.sizes
             if any(sizes.get(f"{bundle:05d}.{kind}") != size for kind, size in wanted.items()):
                 self.store.remove(f"{_COUNTS}/{bundle:05d}.json")
                 found.append(bundle)
