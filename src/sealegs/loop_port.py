@@ -54,6 +54,7 @@ from sealegs.signals.batch_tokens import BatchTokens
 from sealegs.signals.collect import Signal, named_now
 from sealegs.signals.collective import Collective
 from sealegs.signals.groups import find_embeddings
+from sealegs.signals.layout import Divided
 from sealegs.signals.meter import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks, without_exchange
@@ -125,13 +126,17 @@ class LoopPort(Observer):
         *,
         has_folder: bool,
         callbacks: Sequence[object] = (),
+        divided: Divided | None = None,
     ) -> None:
         """``open_watch(observer=self)`` may make the run's folder: it is called when what can be refused has been.
 
-        ``callbacks`` are what a framework calls at each step.
+        ``callbacks`` are what a framework calls at each step; ``divided`` is what an engine says that divides the
+        training among ranks by itself.
         """
         optimizers = several(optimizer)
-        refuse_strangers(model, optimizers)
+        self._divided = divided
+        if divided is None:
+            refuse_strangers(model, optimizers)
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
             raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
         if options.largest_logit is not None:
@@ -155,15 +160,15 @@ class LoopPort(Observer):
         self._batches.on_share = self._note_share
         self._global_batch = GlobalBatch(options.elastic.learning_rate)
         self._training = training = TrainingState(
-            model=model,
+            model=model if divided is None else divided.held,
             optimizers=self._update.optimizers,
             schedulers=schedulers,
             scaler=self._update.scaler,
             data=self._batches,
             also=dict(checkpointing.also),
-            frozen=options.frozen(model, self._update.optimizers),
+            frozen=options.frozen(model, self._update.optimizers) if divided is None else None,
         )
-        if options.stores:
+        if options.stores and divided is None:
             training.capture(with_frozen=True)  # what cannot be stored is refused now, before there is a folder
         snapshots = options.snapshots(training)
         self.number = 0
@@ -203,6 +208,7 @@ class LoopPort(Observer):
             activations=options.telemetry.activations,
             routers=options.telemetry.routers,
             spent=self._spent,
+            divided=self._divided,
         )
         self._spent.follow(self._meter.device)
         self._tokens = BatchTokens(is_late=self._meter.device.type != "cpu") if find_embeddings(self._model) else None
@@ -216,8 +222,10 @@ class LoopPort(Observer):
         self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
         if self.recovery is not None:
             self.recovery.can_watch_heads(self._cannot_watch_heads)
-            if self._ranks.world > 1:
+            if self._ranks.world > 1 and self._divided is None:
                 self.recovery.can_copy_majority(self._copy_majority)
+            if self._divided is not None:
+                self.recovery.recorder.leave_out_states()
         if options.watches_heads:
             self._cannot_watch_heads()
         if self.checkpoints is not None:
@@ -300,6 +308,8 @@ class LoopPort(Observer):
 
     def _can_be_stored(self) -> bool:
         """Whether checkpoints can hold the model: they know a tensor by its name, whichever rank has it."""
+        if self._divided is not None:  # its engine writes checkpoints
+            return False
         if not (reason := self._meter.layout.why_not_one):
             return True
         if self._checkpoint_every:
@@ -457,6 +467,12 @@ class LoopPort(Observer):
         self.watch.note("loss-is-no-measure", step=self.number, reason=why)
         if self.recovery is not None:
             self.recovery.leave_the_loss()
+
+    def measure_before_exchange(self, parameters: Iterable[Tensor], exchanged_by: str) -> None:
+        """Measure this rank's own gradients as backward makes them, so that a rank at fault is named: for an engine
+        that exchanges them by itself."""
+        if self._meter.norms_before is not None:
+            self._meter.norms_before.attach_to(parameters, exchanged_by)
 
     def unscale(self, optimizers: Iterable[Optimizer] | None = None) -> None:
         """Take the loss scale out of the gradients, if there is one and it is still in them.
@@ -651,7 +667,7 @@ class LoopPort(Observer):
         if self._act and (halted := self.watch.halted):
             halted = replace(halted, instead="")
             is_in_weights = any(finding.signal == "params_finite" for finding in halted.findings)
-            weights = not_finite(self._model, self.watch) if is_in_weights else ""
+            weights = not_finite(self._training.model, self.watch) if is_in_weights else ""
             text = f"the run is halted: {halted}{weights and f'; not finite: {weights}'}"
             raise RunHalted(text, halted, self.watch.incident)
         if self._saving is not None:
@@ -970,7 +986,7 @@ class LoopPort(Observer):
     def _what_is_not_well(self) -> str:
         if self._is_halted:
             return ""  # which was raised
-        if self.number and not is_finite(self._model):
+        if self.number and not is_finite(self._training.model):
             return "a weight is not finite"
         is_of_the_data = self.recovery is not None and self.recovery.found_sound
         is_no_measure = self._has_policy or self._turns > TURNS
@@ -1178,7 +1194,9 @@ class LoopPort(Observer):
             skips_on_the_device=all(map(reads_found_inf, self._update.optimizers)),
             fused_by_the_guard=self._fused,
             not_undone_by_a_skip=not_undone(self._model),
-            not_restored=not_held(self._model, self._update.optimizers, self._training.also, self._callbacks),
+            not_restored=[]
+            if self._divided is not None  # the hooks are its engine's
+            else not_held(self._model, self._update.optimizers, self._training.also, self._callbacks),
             left_out_of_states=self._left_out(),
             playbook=self.recovery.playbook.name if self.recovery is not None else None,
             ranks=self._meter.ranks.world,

@@ -14,6 +14,7 @@ from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
 from sealegs.preflight_check.plan import Plan, plan_from
 from sealegs.recovery.playbook import Playbook
+from sealegs.signals.layout import Divided
 from sealegs.state.extra_state import not_held
 
 
@@ -88,6 +89,7 @@ def open_loop(
     goes_on: bool,
     settings: dict[str, Any],
     callbacks: Sequence[object],
+    divided: Divided | None = None,
 ) -> LoopPort:
     """Open the guard's side of a framework's loop; the folder of a run that ``goes_on`` may be there already."""
     telemetry = options.get("telemetry", Telemetry())
@@ -102,6 +104,7 @@ def open_loop(
             partial(watch_of, run, given, resume=resume),
             has_folder=run is not None,
             callbacks=callbacks,
+            divided=divided,
         )
     except RunExists:
         raise RunExists(

@@ -87,6 +87,15 @@ class Layout:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Divided:
+    """What an engine says that divides a training among ranks by itself: its tensors do not tell."""
+
+    held: nn.Module
+    """What this rank holds of the model: parts of its parameters, under their names."""
+    layout: Layout
+
+
 class _Known(NamedTuple):
     """What mesh or process group say of a parameter."""
 

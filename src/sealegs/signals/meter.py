@@ -24,7 +24,7 @@ from sealegs.signals.collect import Block, waited_for
 from sealegs.signals.collective import Collective
 from sealegs.signals.groups import Groups, find_embeddings, merged_groups, sent
 from sealegs.signals.incident_window import IncidentWindow
-from sealegs.signals.layout import STRANGER, Layout, find_layout, local
+from sealegs.signals.layout import STRANGER, Divided, Layout, find_layout, local
 from sealegs.signals.norms import GradientReader, Gradients
 from sealegs.signals.own_time import FOUND, OwnTimes
 from sealegs.signals.ranks import (
@@ -125,6 +125,7 @@ class Meter:
         activations: ActivationSampler | None = None,
         routers: Finder | None = None,
         spent: TimeSpent | None = None,
+        divided: Divided | None = None,
     ) -> None:
         self.ranks = ranks
         self._is_updated = False
@@ -134,14 +135,19 @@ class Meter:
         self._model = model
         self._reader = GradientReader(model, optimizers)
         self._collective = Collective(ranks.timeout_s)
-        self.layout = find_layout(model, ranks.rank, self._collective.world, self._collective.gather)
+        self.layout = (
+            find_layout(model, ranks.rank, self._collective.world, self._collective.gather)
+            if divided is None
+            else divided.layout
+        )
         """What each rank holds of the model."""
         if self.layout.world != ranks.world:  # there is no process group to ask
             alike = (0,) * ranks.world
             self.layout = Layout(world=ranks.world, names=(*self._reader.by_name, STRANGER), peers=alike, twins=alike)
         self._is_layout_sure = not self.layout.is_guessed
         self._standing: Standing | None = None
-        self._weights = WeightSampler(model, optimizers, layout=self.layout)
+        held = model if divided is None else divided.held
+        self._weights = WeightSampler(held, optimizers, layout=self.layout)
         self._activations = activations or ActivationSampler(model)
         self._activations.spent = spent or TimeSpent()
         self._embeddings = ActivationSampler(model, layers=find_embeddings)

@@ -206,8 +206,18 @@ class NormsBefore:
         self.units: list[str] = []
         self.digests: GradientDigests | None = None
         """What also looks at these gradients, where micro-batches are recomputed."""
+        self._handles: list[Any] = []
         self._is_closed = False
         self.attached_to = _attach(self, model)
+
+    def attach_to(self, parameters: Iterable[Tensor], exchanged_by: str) -> None:
+        """Measure the gradients of these parameters as backward makes them: for an engine that exchanges them by
+        itself, afterwards."""
+        self.attached_to = exchanged_by
+        self._handles = [each.register_hook(self._keep_one) for each in parameters if each.requires_grad]
+
+    def _keep_one(self, gradient: Tensor) -> None:
+        self.keep(gradient, lambda _: ())
 
     def keep(self, gradients: Tensor, tensors: Callable[[Tensor], Iterable[tuple[Tensor | str, Tensor]]]) -> None:
         """Add a bucket of gradients that is about to be reduced; ``tensors`` says whose they are."""
@@ -223,6 +233,9 @@ class NormsBefore:
         """Stop measuring: torch keeps a hook for as long as the model lives."""
         self._is_closed = True
         self._squares.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def collect(self) -> Tensor | None:
         """The norm since the last call; None where nothing was reduced or seen."""
