@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.deepspeed", "DeepSpeed", "deepspeed") from None
 
 from sealegs.guard import Guard
-from sealegs.guard_options import Checkpointing, LoopScheduler, skip_ranges
+from sealegs.guard_options import Checkpointing, LoopScheduler, Telemetry, skip_ranges
 from sealegs.integrations.deepspeed_engine import (
     EngineState,
     divided,
@@ -40,6 +40,7 @@ from sealegs.integrations.deepspeed_engine import (
 from sealegs.integrations.loop_options import LoopOptions, guard_options, open_loop, refuse_options
 from sealegs.integrations.patches import Patches
 from sealegs.record.files import whole_file, writing
+from sealegs.signals.collective import Collective
 from sealegs.step.skip_way import Skipping
 from sealegs.vocabulary import Verdict
 
@@ -88,7 +89,8 @@ class EngineGuard(Guard):
         self._goes: bool | None = None
         """Whether the step under way goes, once it is judged."""
         self._patches = Patches()
-        world = dist.get_world_size() if dist.is_initialized() else 1
+        self._ranks = Collective(options.get("telemetry", Telemetry()).timeout_s)
+        self._rank, self._world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         also = {**checkpointing.also, "deepspeed": self._state}
         given: Any = {
             **options,
@@ -106,7 +108,7 @@ class EngineGuard(Guard):
             goes_on=bool(options.get("resume")),
             settings={"deepspeed": _config_of(engine)},
             callbacks=callbacks,
-            divided=divided(engine, self._optimizer, world),
+            divided=divided(engine, self._optimizer, self._world),
         )
         self.loop.set_optimizer_call(lambda _, update: update())
         self.loop.measure_before_exchange(engine.module.parameters(), "DeepSpeed")
@@ -136,20 +138,16 @@ class EngineGuard(Guard):
         self._patches.undo()
         super().close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The guard's state and the position in the data."""
-        return {"guard": super().state_dict(), "data": self.loop.data.position()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, at the engine's step."""
-        self._go_on(state)
-
-    def _go_on(self, state: Mapping[str, Any] | None) -> None:
+    def resume_from(self, folder: Path) -> None:
+        """Go on with the guard that is in a checkpoint of the engine, which has loaded it."""
+        state = _read(folder / STATE)
         is_fresh = self.loop.data.number is None
         self.loop.take_over_ledger()
         self.loop.resume_at(self._engine.global_steps, None if state is None else state["guard"])
-        if state is not None and state["data"] and (is_fresh or self.loop.goes_back):
-            self.loop.data.go_to(state["data"])
+        place = state["data"][self._rank] if state is not None and len(state["data"]) == self._world else None
+        if place and (is_fresh or self.loop.goes_back):
+            self.loop.data.go_to(place)
+        self.watch.note("resumed", step=self.number, checkpoint=folder.name, with_guard=state is not None)
 
     def _join(self) -> None:
         engine, patches = self._engine, self._patches
@@ -258,13 +256,14 @@ class EngineGuard(Guard):
     def _save(self, save: Any) -> Any:
         def saved(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
             tag = f"global_step{self._engine.global_steps}" if tag is None else tag
-            state = self.state_dict()
+            state = super(EngineGuard, self).state_dict()
+            places = self._ranks.gather(self.loop.data.position())
             with self.paused():
                 result = save(save_dir, tag, *args, **kwargs)
-            if not dist.is_initialized() or dist.get_rank() == 0:
+            if self._rank == 0:
                 path = Path(save_dir) / str(tag) / STATE
                 with writing(path), whole_file(path) as file:
-                    file.write(json.dumps(state).encode())
+                    file.write(json.dumps({"guard": state, "data": places}).encode())
             return result
 
         return saved
@@ -277,12 +276,6 @@ class EngineGuard(Guard):
             return path, client
 
         return loaded
-
-    def resume_from(self, folder: Path) -> None:
-        """Go on with the guard that is in a checkpoint of the engine, which has loaded it."""
-        state = _read(folder / STATE)
-        self._go_on(state)
-        self.watch.note("resumed", step=self.number, checkpoint=folder.name, with_guard=state is not None)
 
     @property
     def verdict(self) -> Verdict:

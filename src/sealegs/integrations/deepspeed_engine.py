@@ -7,6 +7,7 @@ Everything here goes by names inside DeepSpeed, which change from release to rel
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -352,6 +353,7 @@ def _join_torch(engine: Any, patches: Patches, judge: Judge) -> None:
     optimizer = engine.optimizer
 
     def step(step: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(step)  # with the mark of a schedule, which would warn of a step that is not its own
         def stepped(*args: Any, **kwargs: Any) -> Any:
             optimizer.overflow = not judge(None)
             return None if optimizer.overflow else step(*args, **kwargs)
