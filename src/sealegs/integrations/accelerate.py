@@ -172,7 +172,12 @@ class AcceleratedSchedule:
 def refuse_foreign(accelerator: Accelerator) -> None:
     """Refuse accelerators whose updates happen where no guard can decide about them."""
     kind = accelerator.distributed_type
-    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
+    if kind == DistributedType.DEEPSPEED:
+        raise ConfigError(
+            f"accelerator of {kind}: attach to what updates the weights, sealegs.integrations.deepspeed.attach(model) "
+            "with the model that prepare gave, or sealegs.integrations.deepspeed_trainer.attach(trainer)"
+        )
+    if kind in (DistributedType.MEGATRON_LM, DistributedType.XLA):
         raise ConfigError(
             f"accelerator of {kind}: its engine updates the weights out of a guard's reach; use DDP or FSDP2, or only "
             "watch the run with sealegs.Watch"

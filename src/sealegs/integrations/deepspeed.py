@@ -12,6 +12,7 @@ guard.close()
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Unpack
 
@@ -29,7 +30,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.deepspeed", "DeepSpeed", "deepspeed") from None
 
 from sealegs.guard import Guard
-from sealegs.guard_options import Checkpointing, LoopScheduler, Telemetry, skip_ranges
+from sealegs.guard_options import LoopScheduler, Telemetry, skip_ranges
 from sealegs.integrations.deepspeed_engine import (
     EngineState,
     divided,
@@ -95,7 +96,7 @@ class EngineGuard(Guard):
         given: Any = {
             **options,
             "act": Skipping(way="host") if options.get("act", True) is True else options["act"],
-            "checkpoint_every": _with(checkpointing, also),
+            "checkpoint_every": replace(checkpointing, also=also),
         }
         schedule = engine.lr_scheduler
         self.loop = open_loop(
@@ -126,10 +127,9 @@ class EngineGuard(Guard):
     def batches(self, loader: Iterable[T], *, skip: Sequence[tuple[int, int]] = ()) -> Iterator[T]:
         """The batches of a loader; see ``Guard.batches``."""
         skip_ranges(self.loop.data, skip)
-        for batch in self.loop.batches(loader):
-            yield batch
+        return self.loop.batches(loader)
 
-    def step(self, loss: Tensor | None, **_: Any) -> NoReturn:  # type: ignore[override]
+    def step(self, loss: Tensor | None, **_: Any) -> NoReturn:
         """The engine's own step is guarded."""
         raise ConfigError("guard.step: the step of this guard is the engine's; call engine.step()")
 
@@ -195,14 +195,15 @@ class EngineGuard(Guard):
                 if checks is not None:
                     engine.optimizer.check_grad_overflow = checks
                 self._loss = None
-            if self._goes is None:
+            goes: bool | None = vars(self)["_goes"]
+            if goes is None:
                 raise ConfigError(
                     f"deepspeed {deepspeed.__version__}: its {type(engine.optimizer).__name__} made a step and showed "
                     "no gradient norm; attach the guard after all other changes to the engine"
                 )
             if is_probe:
                 self._state.load_state_dict(before)
-            elif not self._goes:
+            elif not goes:
                 self._skipped(kwargs.get("lr_kwargs") or (args[0] if args else None))
             self.loop.finish_step()
             if self.number != number + (not is_probe):
@@ -246,6 +247,8 @@ class EngineGuard(Guard):
         engine = self._engine
         if not self._is_overflow() and engine.lr_scheduler is not None:
             engine.lr_scheduler.step(**(lr_kwargs or {}))
+        elif not self._is_overflow():  # who steps it looks at this flag, and the engine has done so already
+            engine.optimizer.overflow = False
         if self._norm is not None:  # DeepSpeed says inf of every step that it skips
             engine._global_grad_norm = self._norm
             if hasattr(engine.optimizer, "_global_grad_norm"):
@@ -295,7 +298,9 @@ def refuse_engine(engine: Any) -> None:
             "these, as `pip install 'sealegs[deepspeed]'` brings"
         )
     if type(engine) is not DeepSpeedEngine:
-        raise ConfigError(f"engine={type(engine).__name__}: only plain engines are guarded, no pipelines and no hybrids")
+        raise ConfigError(
+            f"engine={type(engine).__name__}: only plain engines are guarded, no pipelines and no hybrids"
+        )
     if "backward" in vars(engine):
         raise ConfigError("engine: a guard is attached to it already; close that one")
     if engine.optimizer is None or not hasattr(engine, "basic_optimizer"):
@@ -317,12 +322,6 @@ def refuse_engine(engine: Any) -> None:
             raise ConfigError(f"engine with {what}: a guard was never tested in one; leave that out")
     if engine.zero_optimization() and not engine.zero_compute_grad_norm():
         raise ConfigError("zero_optimization.compute_grad_norm=false: the guard judges by that norm; set it to true")
-
-
-def _with(checkpointing: Checkpointing, also: Mapping[str, Any]) -> Checkpointing:
-    from dataclasses import replace
-
-    return replace(checkpointing, also=also)
 
 
 def _config_of(engine: Any) -> dict[str, Any]:

@@ -66,24 +66,26 @@ class EngineOptimizer(Optimizer):
         self.__class__ = type(kind.__name__, (EngineOptimizer,), {"__module__": kind.__module__})
 
     @property
-    def param_groups(self) -> Any:
+    def param_groups(self) -> Any:  # type: ignore[override]
         """All partitions, also where DeepSpeed shows its optimizer one at a time."""
         return self._groups
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Any:  # type: ignore[override]
         """The states of the partitions."""
         return self._inner.state
 
     @property
-    def defaults(self) -> Any:
+    def defaults(self) -> Any:  # type: ignore[override]
         """The settings that groups were made with."""
         return self._inner.defaults
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it is never given one
         """Let DeepSpeed's own step through, with the settings as they are now."""
         self.goes = True
-        self._now = [(group, name, group[name]) for group in self._groups for name in ("lr", "weight_decay") if name in group]
+        self._now: list[tuple[MutableMapping[str, Any], str, Any]] = [
+            (group, name, group[name]) for group in self._groups for name in ("lr", "weight_decay") if name in group
+        ]
 
     def use_settings(self) -> None:
         """Give DeepSpeed's step the settings that ``step`` was called with, until ``put_back``."""
@@ -151,7 +153,7 @@ def inner_optimizer(engine: Any) -> EngineOptimizer:
     """The optimizer of an engine, as a guard sees it."""
     inner, outer = engine.basic_optimizer, engine.optimizer
     if engine.zero_optimization_stage() == 3:
-        by_group = {}
+        by_group: dict[int, list[Tensor]] = {}
         for sub_group, partition in enumerate(outer.fp32_partitioned_groups_flat):
             by_group.setdefault(outer.sub_group_to_group_id[sub_group], []).append(partition)
         return EngineOptimizer(inner, list(by_group.values()), list(by_group))
@@ -167,10 +169,10 @@ def divided(engine: Any, optimizer: EngineOptimizer, world: int) -> Divided:
         trained = {name: nn.Parameter(each.ds_tensor) for name, each in trained.items()}
     held = HeldWeights(engine.module, trained)
     of_weights = 1 if stage == 3 else world
-    copies = {each: of_weights for each in trained.values()}
+    copies: dict[Tensor, int] = dict.fromkeys(trained.values(), of_weights)
     masters = (each for group in optimizer.param_groups for each in group["params"])
     copies |= {each: 1 if stage else world for each in masters if each not in copies}
-    elements = None if stage < 3 else float(sum(each.ds_numel for each in engine.module.parameters() if each.requires_grad))
+    sizes = (each.ds_numel for each in engine.module.parameters() if each.requires_grad) if stage == 3 else ()
     return Divided(
         held,
         Layout(
@@ -181,7 +183,7 @@ def divided(engine: Any, optimizer: EngineOptimizer, world: int) -> Divided:
             twins=tuple(range(world)) if stage == 3 else (0,) * world,
             peers=(0,) * world,
             places=("",) * world,
-            elements=elements,
+            elements=float(sum(sizes)) or None,
         ),
     )
 

@@ -132,9 +132,7 @@ class Update:
 
     def normalises(self) -> bool:
         """Whether every optimizer normalises gradients, so that a large gradient makes no large update."""
-        return all(
-            isinstance(optimizer, NORMALISING) or getattr(optimizer, "normalises", False) for optimizer in self.optimizers
-        )
+        return all(isinstance(each, NORMALISING) or getattr(each, "normalises", False) for each in self.optimizers)
 
     def has_step_hooks(self) -> bool:
         """Whether hooks look at the gradients when an optimizer is called."""
