@@ -89,6 +89,8 @@ class EngineGuard(Guard):
         """The norm of the gradients of this step, once it is judged."""
         self._goes: bool | None = None
         """Whether the step under way goes, once it is judged."""
+        self.verdict = Verdict(step=0)
+        """That of the last step."""
         self._patches = Patches()
         self._ranks = Collective(options.get("telemetry", Telemetry()).timeout_s)
         self._rank, self._world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -205,7 +207,7 @@ class EngineGuard(Guard):
                 self._state.load_state_dict(before)
             elif not goes:
                 self._skipped(kwargs.get("lr_kwargs") or (args[0] if args else None))
-            self.loop.finish_step()
+            self.verdict = self.loop.finish_step()
             if self.number != number + (not is_probe):
                 self._state.refresh()
             return result
@@ -280,10 +282,9 @@ class EngineGuard(Guard):
 
         return loaded
 
-    @property
-    def verdict(self) -> Verdict:
-        """That of the last step."""
-        return self.watch.verdict
+    def weights(self) -> list[Tensor]:
+        """This rank's part of the weights, the live tensors: what updates change, and nothing else does."""
+        return [each for group in self._optimizer.param_groups for each in group["params"]]
 
 
 def refuse_engine(engine: Any) -> None:

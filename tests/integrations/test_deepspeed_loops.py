@@ -1,0 +1,60 @@
+"""DeepSpeed where somebody else has the loop: Accelerate, and a Hugging Face Trainer, on two ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ranks.launch import launch
+
+import sealegs
+
+pytest.importorskip("deepspeed", reason="deepspeed is not installed: `make test-long` runs this in its own environment")
+pytestmark = [pytest.mark.xdist_group("deepspeed"), pytest.mark.trains]
+
+NAN, SPIKE, SAVED, STEPS = 12, 20, 10, 26
+"""As in deepspeed_loops.py, which imports DeepSpeed."""
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("loops")
+    launch(Path(__file__).with_name("deepspeed_loops.py"), 2, str(out), framework="transformers.trainer")
+    return out
+
+
+def saw(out: Path) -> list[dict[str, Any]]:
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+LOOPS = tuple(f"{loop} zero {stage}" for loop in ("loop", "trainer") for stage in (2, 3))
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_nothing_changes_where_nothing_is_wrong(launched: Path, name: str) -> None:
+    for rank in saw(launched):
+        assert rank[f"{name} guarded"] == rank[name]
+        assert rank[name]["unchanged"] == []
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_skip_is_exact_counted_and_says_who_is_at_fault(launched: Path, name: str) -> None:
+    for rank in saw(launched):
+        assert rank[f"{name} faulted"]["unchanged"] == [NAN, SPIKE]
+        assert rank[f"{name} faulted"]["lr"] == rank[name]["lr"], "the schedule counts attempts"
+    loop, _, stage = name.split()
+    run = sealegs.open_run(launched / f"{loop}-{stage}-faulted")
+    skips = {event.step: event.detail["text"] for event in run.events if event.kind == "skip"}
+    assert skips.keys() == {NAN, SPIKE}
+    assert all("rank 1" in text for text in skips.values())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_trainer_goes_on_in_the_same_folder(launched: Path, stage: int) -> None:
+    for rank in saw(launched):
+        plain, resumed = rank[f"trainer zero {stage}"], rank[f"trainer zero {stage} resumed"]
+        assert (resumed["end"], resumed["steps"]) == (plain["end"], STEPS)
+    run = sealegs.open_run(launched / f"trainer-{stage}-guarded")
+    assert run.steps[run.logged("loss")].tolist() == list(range(STEPS))
+    (resumed,) = (event for event in run.events if event.kind == "resumed")
+    assert (resumed.step, resumed.detail["with_guard"]) == (SAVED, True)
