@@ -149,7 +149,7 @@ def main(out: Path) -> None:
         saw[f"{name} faulted"] = of_loop(out, stage, run=f"loop-{stage}-faulted", faults=FAULTS)
         name = f"trainer zero {stage}"
         saw[name] = of_trainer(out, stage)
-        saving = {"save_strategy": "steps", "save_steps": SAVED}
+        saving: Any = {"save_strategy": "steps", "save_steps": SAVED}
         saw[f"{name} guarded"] = of_trainer(out, stage, run=f"trainer-{stage}-guarded", **saving)
         checkpoint = str(out / f"trainer-{stage}-guarded-trainer" / f"checkpoint-{SAVED}")
         saw[f"{name} resumed"] = of_trainer(out, stage, run=f"trainer-{stage}-guarded", resume=checkpoint)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from sealegs.errors import ConfigError
-from sealegs.integrations.deepspeed import OWN, EngineGuard, deepspeed
+from sealegs.integrations.deepspeed import OWN, EngineGuard
 from sealegs.integrations.loop_options import LoopOptions, guard_options, refuse_options
 from sealegs.integrations.patches import Patches
 
@@ -88,5 +88,7 @@ def _newest_in(checkpoint: Path) -> Path:
     """The part of a Trainer's checkpoint that DeepSpeed has written."""
     latest = checkpoint / "latest"
     if not latest.is_file():
-        raise ConfigError(f"{checkpoint}: DeepSpeed {deepspeed.__version__} has not written it: there is no {latest.name}")
+        raise ConfigError(
+            f"{checkpoint}: DeepSpeed {deepspeed.__version__} has not written it: there is no {latest.name}"
+        )
     return checkpoint / latest.read_text().strip()
