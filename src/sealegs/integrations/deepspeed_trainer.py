@@ -88,7 +88,5 @@ def _newest_in(checkpoint: Path) -> Path:
     """The part of a Trainer's checkpoint that DeepSpeed has written."""
     latest = checkpoint / "latest"
     if not latest.is_file():
-        raise ConfigError(
-            f"{checkpoint}: DeepSpeed {deepspeed.__version__} has not written it: there is no {latest.name}"
-        )
+        raise ConfigError(f"{checkpoint}: DeepSpeed has not written it, there is no file {latest.name}")
     return checkpoint / latest.read_text().strip()
