@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from sealegs.signals.collect import waited_for
-from sealegs.state.memory import Buffer, copy_all, free_bytes, in_words, local, sizes_of
+from sealegs.state.memory import Buffer, copy_all, free_bytes, in_words, sizes_of
 
 MOST_OF_WHAT_IS_FREE = 0.5
 """Share of the device's free memory that the copies may take."""
@@ -84,11 +84,15 @@ class Undo:
         parts = self._copy_aside(copied)
         self.optimizer.step()
         after = _memory(self.optimizer)
-        part_of = {id(tensor): part for tensor, part in zip(copied, parts, strict=True)}
-        pairs = [(local(tensor), part) for tensor, part in zip(copied, parts, strict=True)]
-        for place, tensor in after.tensors.items():  # one that was put into the place of another
-            if (was := before.tensors.get(place)) is not None and was is not tensor:
-                pairs.append((local(tensor), part_of[id(was)]))
+        pairs = list(zip(map(_held, copied), parts, strict=True))
+        replaced = [
+            (tensor, was)
+            for place, tensor in after.tensors.items()
+            if (was := before.tensors.get(place)) is not None and was is not tensor
+        ]
+        if replaced:
+            part_of = {id(tensor): part for tensor, part in zip(copied, parts, strict=True)}
+            pairs += [(_held(tensor), part_of[id(was)]) for tensor, was in replaced]
         is_same = before.numbers == after.numbers and before.tensors.keys() == after.tensors.keys()
         if is_same and all(_is_like(target, part) for target, part in pairs):
             self._waits = max(0.0, self._waits - FORGOTTEN)
@@ -98,7 +102,7 @@ class Undo:
         if waited_for(flag)[0] > 0:
             for container, kept in before.containers:
                 _refill(container, kept)
-            copy_all((local(tensor), part) for tensor, part in zip(copied, parts, strict=True))
+            copy_all(pairs[: len(copied)])
 
     def _look_again(self, before: _Memory, after: _Memory) -> None:
         """The step has made memory or changed numbers: whether the next can be taken back on the device."""
@@ -122,7 +126,7 @@ class Undo:
         """Why its steps cannot be taken back; empty if they can."""
         if memory.strange:
             return f"it keeps {memory.strange}, into which nobody can look"
-        tensors = [local(tensor) for tensor in self._changeable(memory)]
+        tensors = [_held(tensor) for tensor in self._changeable(memory)]
         is_cuda = any(tensor.is_cuda for tensor in tensors)
         if is_cuda and any(group.get("capturable", True) is False for group in _groups(self.optimizer)):
             return "it counts its steps on the host (fused and capturable are off)"
@@ -134,7 +138,7 @@ class Undo:
         return ""
 
     def _copy_aside(self, copied: list[Tensor]) -> list[Tensor]:
-        tensors = [local(tensor) for tensor in copied]
+        tensors = [_held(tensor) for tensor in copied]
         shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
         if self._buffer is None or shapes != self._shapes:
             self._buffer = None  # before another one takes as much
@@ -178,30 +182,44 @@ def put_back_in_torch(flag: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
 def _memory(optimizer: Optimizer) -> _Memory:
     """What an optimizer remembers: its state, its groups, and what it keeps besides."""
     found = _Memory()
-    _look_into(vars(optimizer), found, set())
+    _look_into(vars(optimizer), found, set(), are_attributes=True)
     return found
 
 
-def _look_into(container: Any, found: _Memory, seen: set[int]) -> None:
-    """Everything in a container of any depth. Weights are not memory: the groups say which there are."""
-    seen.add(id(container))
+def _look_into(container: Any, found: _Memory, seen: set[int], *, are_attributes: bool = False) -> None:
+    """Everything in a container of any depth. Weights are not memory: the groups say which there are.
+
+    The host does this twice in every step, while the device may be waiting for it: what there is much of comes first.
+    """
+    where = id(container)
+    seen.add(where)
     found.containers.append((container, container.copy()))
-    is_tuple = isinstance(container, tuple)
-    for key, value in _items(container):
-        if isinstance(value, Tensor):
-            if not isinstance(value, nn.Parameter):
-                if type(value) not in (Tensor, DTensor):
-                    found.strange = found.strange or f"a {type(value).__name__}"
-                found.tensors[id(container), key] = value
-        elif isinstance(value, int | float | complex) and not is_tuple:
-            found.numbers[id(container), key] = value  # type: ignore[assignment]
-        elif isinstance(value, dict | list):
+    tensors, numbers = found.tensors, found.numbers
+    items = container.items() if isinstance(container, dict) else enumerate(container)
+    for key, value in items:
+        kind = type(value)
+        if are_attributes and _is_of_torch(key):
+            continue
+        if kind is nn.Parameter:
+            continue
+        if kind is Tensor:
+            tensors[where, key] = value
+        elif kind is float or kind is int or kind is bool:
+            numbers[where, key] = value
+        elif kind is dict or kind is list or isinstance(value, (dict, list)):
             if id(value) not in seen:
                 _look_into(value, found, seen)
+        elif isinstance(value, Tensor):
+            if not isinstance(value, nn.Parameter):
+                if kind is not DTensor:
+                    found.strange = found.strange or f"a {kind.__name__}"
+                tensors[where, key] = value
+        elif isinstance(value, int | float | complex):
+            numbers[where, key] = value  # type: ignore[assignment]
         elif isinstance(value, Optimizer):  # one that wraps another
             if id(value) not in seen:
                 seen.add(id(value))
-                _look_into(vars(value), found, seen)
+                _look_into(vars(value), found, seen, are_attributes=True)
         elif isinstance(value, tuple | set | frozenset):
             if not all(isinstance(item, (*OPAQUE, int, float, complex)) or callable(item) for item in value):
                 found.strange = found.strange or f"a {type(value).__name__} of {type(next(iter(value))).__name__}"
@@ -213,20 +231,16 @@ def _look_into(container: Any, found: _Memory, seen: set[int]) -> None:
             found.strange = found.strange or f"a {type(value).__name__}"
 
 
-def _items(container: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(container, dict):
-        for key, value in container.items():
-            if not (isinstance(key, str) and (key in TORCH_OWN or key.startswith("_optimizer_"))):
-                yield key, value
-    else:
-        yield from enumerate(container)
+def _is_of_torch(key: Any) -> bool:
+    """Whether it is an attribute by which torch counts and calls."""
+    return isinstance(key, str) and (key in TORCH_OWN or key.startswith("_optimizer_"))
 
 
 def _refill(container: Container, kept: Container) -> None:
-    if isinstance(container, dict):
-        for key in [key for key, _ in _items(container) if key not in kept]:
+    if isinstance(container, dict) and isinstance(kept, dict):
+        for key in [key for key in container if not (key in kept or _is_of_torch(key))]:
             del container[key]
-        container.update(_items(kept))
+        container.update((key, value) for key, value in kept.items() if not _is_of_torch(key))
     else:
         container[:] = kept
 
@@ -234,6 +248,11 @@ def _refill(container: Container, kept: Container) -> None:
 def _groups(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
     """Those whose steps torch does not count on the device."""
     return (group for group in optimizer.param_groups if not group.get("fused"))
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor; nobody asks for its gradient."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
