@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -224,8 +224,10 @@ def watched(subject: Subject, folder: Path) -> tuple[Callable[[Subject], None], 
     return step, watch
 
 
-def measure(name: str, blocks: int, scratch: Path, optimizer: str = "fused") -> dict[str, Any]:
-    """All variants of one case."""
+def measure(
+    name: str, blocks: int, scratch: Path, optimizer: str = "fused", without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """All variants of one case, but those that are left out."""
     settings, rows, steps = CASES[name]
     device = "cpu" if "CPU" in name else "cuda"
     subject = make(settings, rows, device, optimizer)
@@ -258,6 +260,8 @@ def measure(name: str, blocks: int, scratch: Path, optimizer: str = "fused") -> 
             "ZClip's way": z_clip(),
         }
     variants["clip only, again (control)"] = clip_only
+    for left_out in without:
+        variants.pop(left_out, None)
     for variant, take_step in variants.items():
         for _ in range(WARM_UP if optimizer == "muon" and variant == "guard" else 25):
             take_step(subject)
@@ -354,6 +358,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(CASES))
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="fused")
+    parser.add_argument("--without", nargs="*", default=[], help="variants to leave out, where time is short")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     possible = [name for name in CASES if ("CPU" in name) != torch.cuda.is_available() and "1.3B" not in name]
@@ -365,7 +370,9 @@ def main() -> None:
     }
     for name in arguments.only or possible:
         with tempfile.TemporaryDirectory() as scratch:
-            results["cases"][name] = measure(name, arguments.blocks, Path(scratch), arguments.optimizer)
+            results["cases"][name] = measure(
+                name, arguments.blocks, Path(scratch), arguments.optimizer, arguments.without
+            )
     print(printed(results))
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1))
