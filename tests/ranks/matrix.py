@@ -7,6 +7,7 @@ compared with. Writes what each rank saw to OUT/<rank>.json.
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -405,7 +406,10 @@ def main(out: Path, names: list[str]) -> None:
     saw: dict[str, Any] = {name: run(case.part(rank), out / name, rank) for name, case in cases.items()}
     for name in OF_PARTS:
         if name in cases:
-            saw[name]["resumed"] = resumed(CASES[name].part(rank), out / name)
+            if rank == 0:
+                shutil.copytree(out / name, out / f"{name} again")
+            dist.barrier()
+            saw[name]["resumed"] = resumed(CASES[name].part(rank), out / f"{name} again")
     if not names:
         saw["refused"] = refusals(out, rank)
         saw["one of four"] = differing(ddp(rank).model, {2}, out / "one of four", rank)

@@ -108,8 +108,8 @@ class Checkpoints:
         it, and nothing that lies there is gone back to. A rank that does not come within the timeout is named.
         """
         self.holders: Callable[[Mapping[str, Tensor]], Mapping[str, int] | None] = lambda tensors: None
-        """By name, the first rank that holds a tensor, of those that other ranks hold no part or copy of. None where all
-        ranks hold the same, which all ranks must say alike."""
+        """By name, the first rank that holds a tensor, but of those that all ranks have a part or a copy of. None where
+        that is so of all, which all ranks must say alike."""
         self.oldest_in_memory: Callable[[], int | None] = lambda: None
         """The step of the oldest state that the run may go back to without the disk, where there is one."""
         self._folder = folder
