@@ -10,6 +10,8 @@ from sealegs.diagnosis.cause_cards import causes
 from sealegs.diagnosis.contract import Diagnosis
 from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose
+from sealegs.diagnosis.symptoms import symptoms
+from sealegs.report.commands.check import whole
 
 
 def diagnosis_of(case: Case, folder: Path) -> Diagnosis:
@@ -46,6 +48,10 @@ def test_case(path: Path, tmp_path: Path) -> None:
         assert words in found.findings.because
     for words in expect.get("says", []):
         assert words in " ".join(likely[0].evidence_for), told
+    text = re.sub(r"\s+", " ", whole(found)).lower()
+    for symptom in (each for each in symptoms().values() if each.case == case.name):
+        quoted = [words for words in re.findall(r"`([^`]+)`", symptom.tells) if not words.startswith("sealegs")]
+        assert not quoted or any(words.lower() in text for words in quoted), f"{symptom.name}: {quoted}"
 
 
 def test_every_card_has_a_case_and_every_case_a_source() -> None:

@@ -35,6 +35,7 @@ GROUPS = {
     },
     "judge": {
         "check": "is this curve normal? any training log in, what is wrong and why out",
+        "symptom": "what it usually is, and what to do first, by the words that people search for",
         "diff": "where two runs part: settings, versions, signals",
         "dashboard": "draw runs: one HTML file, or a page that follows them",
         "health": "before a restart: the healthy checkpoint, who was at fault, whether to start at all",
@@ -81,6 +82,7 @@ examples:
   sealegs train --run a --resume                   go on with it after an interruption
   sealegs preflight mine.toml                      what is wrong with settings, before the run
   sealegs check train.log                          what went wrong in any training log, and why
+  sealegs symptom grad_norm nan loss 0.0           what that usually is, and what to do first
   sealegs dashboard a                              draw it: experiments/a/dashboard.html
   sealegs replay a#1                               why its first incident happened, tested
   sealegs postmortem a                             a document about each of its incidents

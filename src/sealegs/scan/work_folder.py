@@ -234,9 +234,7 @@ class WorkFolder:
         table = table[np.lexsort((counts.documents, counts.digests))]
         arrays = io.BytesIO()
         places = counts.places
-        occurring = np.flatnonzero(counts.tokens)  # of a million characters, some hundred occur
-        at = np.stack([places.tokens, places.documents, places.offsets])
-        np.savez(arrays, ids=len(counts.tokens), occurring=occurring, times=counts.tokens[occurring], at=at)
+        np.savez(arrays, tokens=counts.tokens, at=np.stack([places.tokens, places.documents, places.offsets]))
         files = {"npz": arrays.getvalue(), "documents": table.tobytes()}
         for kind, data in files.items():
             self.store.write(f"{_COUNTS}/{bundle:05d}.{kind}", data)
@@ -260,8 +258,7 @@ class WorkFolder:
         for bundle, (stored, data) in enumerate(self._ahead(range(len(self.plan.bundles)), self._read)):
             self._ranges[bundle] = stored.ranges
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                tokens, at = np.zeros(int(arrays["ids"]), np.int64), arrays["at"]
-                tokens[arrays["occurring"]] = arrays["times"]
+                tokens, at = arrays["tokens"], arrays["at"]
             yield Counts(
                 tokens=tokens,
                 places=Places(*at),

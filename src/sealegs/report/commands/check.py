@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from sealegs.diagnosis import attempts
 from sealegs.diagnosis.contract import Diagnosis, Hypothesis, Problem
 from sealegs.diagnosis.incident_order import gravity
+from sealegs.diagnosis.symptoms import symptom_of
 from sealegs.incidents import Incident
 from sealegs.record.interventions import Done
 from sealegs.record.schema import speakable
@@ -26,6 +27,7 @@ SHOWN_INCIDENTS = 3
 """Attempts and incidents on the page: the last, and the gravest."""
 MOST_INCIDENTS = 100
 """Incidents that the whole text lists; JSON has all of them."""
+READ_ON = "What such runs usually have, and what to do first"
 VERDICTS = {
     "healthy": "HEALTHY",
     "watch": "WATCH",
@@ -132,7 +134,15 @@ def _blocks(diagnosis: Diagnosis) -> list[Block]:
             "What this log cannot show", 7, _cut([line for text in found.unseen for line in _wrapped(text, "  ")], 3)
         ),
         Block("Log this next time", 6, _cut(_wrapped(", ".join(diagnosis.log_next_time), "  ", "  "), 2)),
+        Block(READ_ON, 8, _cut(_read_on(diagnosis), 1)),
     ]
+
+
+def _read_on(diagnosis: Diagnosis) -> list[str]:
+    """The page of the symptom that the likeliest cause shows itself as, where something is wrong."""
+    top = next((each for each in diagnosis.hypotheses if each.grade != "ruled out"), None)
+    symptom = symptom_of(top.cause) if top is not None and diagnosis.findings.verdict != "healthy" else None
+    return _wrapped(f"sealegs symptom {symptom.name}", "  ") if symptom is not None else []
 
 
 def _attempts(told: Sequence[str]) -> list[str]:
@@ -166,7 +176,8 @@ def _more(diagnosis: Diagnosis, left_out: Sequence[Block]) -> str:
     """What else there is, as far as it fits on a line."""
     more = len(diagnosis.findings.incidents) - SHOWN_INCIDENTS
     parts = [f"{more:,} incident{'s' if more > 1 else ''}"] if more > 0 else []
-    parts += dict.fromkeys(block.title.partition(",")[0].lower() for block in left_out if block.title != "Incidents")
+    titles = (block.title for block in left_out if block.title not in ("Incidents", READ_ON))
+    parts += dict.fromkeys(title.partition(",")[0].lower() for title in titles)
     rest = "the decision tree, and what each word means"
     while parts:
         line = f"--explain shows more ({', '.join(parts)}), {rest}"
@@ -204,6 +215,7 @@ def whole(diagnosis: Diagnosis) -> str:
         *_section(f"The way through the decision tree ({diagnosis.rules} rules)", _path(diagnosis)),
         *_section("What this log cannot show", [line for text in found.unseen for line in _wrapped(text, "  ")]),
         *_section("Log this next time", _wrapped(", ".join(diagnosis.log_next_time), "  ", "  ")),
+        *_section(READ_ON, _read_on(diagnosis)),
     ]
     return "\n".join(lines)
 
