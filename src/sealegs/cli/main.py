@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from sealegs.cli import first_contact
 from sealegs.cli.output import say, show, tell
 from sealegs.errors import SealegsError
 from sealegs.record.reading import READ_UP_TO, most_bytes
@@ -52,6 +53,7 @@ GROUPS = {
         "drill": "break a run on purpose: would it survive, and would the cause be found?",
     },
 }
+OPTIONS = ("--help", "--version", "--print-completion", _BOUND)
 COMMANDS = {name: purpose for commands in GROUPS.values() for name, purpose in commands.items()}
 
 
@@ -73,6 +75,7 @@ Keeps training runs standing: prevent, detect, recover from and explain numerica
 options:
   -h, --help     this page; `sealegs COMMAND --help` for the options of a command
   --version      print the version
+  --print-completion SHELL   print what completes all this in bash, zsh or fish
   --read-up-to SIZE   with any command: what one file may come to in memory or unpacked (2GiB)
 
 examples:
@@ -142,10 +145,30 @@ def _without_bound(words: Sequence[str]) -> tuple[list[str], str | None]:
     return left, bound
 
 
+def _completion(words: Sequence[str]) -> int:
+    """Print the script for a shell."""
+    from sealegs.cli.completion import script
+
+    _, _, shell = " ".join(words).replace("=", " ").partition(" ")
+    try:
+        text = script(shell, COMMANDS, OPTIONS)
+    except SealegsError as error:
+        tell(f"sealegs: {error}")
+        return 2
+    show(lambda: text)
+    return 0
+
+
 def _run(words: Sequence[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
+    if not words:
+        here = first_contact.shown(first_contact.suggested(Path()))
+        show(lambda: f"{here}\n\n{USAGE.rstrip()}" if here else USAGE.rstrip())
+        return 0
+    if words[0] in ("-h", "--help"):
         show(lambda: USAGE.rstrip())
         return 0
+    if words[0].partition("=")[0] == "--print-completion":
+        return _completion(words)
     if words[0] == "--version":
         say(f"sealegs {metadata.version('sealegs')}")
         return 0
