@@ -156,7 +156,7 @@ class Circumstances:
 
     onset: int
     last_bad: int
-    """The last step whose loss is above half of the rise."""
+    """The last step whose loss is above half of the rise, or that of batches that the model has begun to learn."""
     clip: float | None = None
     """The clipping norm of the run."""
     usual_norm: float | None = None

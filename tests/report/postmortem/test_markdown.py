@@ -11,7 +11,7 @@ import pytest
 from sealegs.report.postmortem.blocks import empty, sections
 from sealegs.report.postmortem.events import cost
 from sealegs.report.postmortem.markdown import draft, markdown
-from sealegs.report.postmortem.numbers import ema, layers, met, promises, symptoms
+from sealegs.report.postmortem.numbers import ema, last_bad_batch, layers, met, promises, symptoms
 from sealegs.report.postmortem.values import (
     After,
     CandidateCause,
@@ -375,6 +375,22 @@ def test_a_draft_without_the_rows_of_the_incident_takes_its_numbers() -> None:
     assert (seen.peak_loss, seen.grad_norm, seen.grad_norm_step) == (7.0, 30.0, None)
     assert seen.batches is None
     assert seen.loss_before is not None
+
+
+@pytest.mark.parametrize(
+    ("then", "last"),
+    [
+        ([7.0, 6.0, 5.0, 4.4, 4.2, 4.0, 2.1], 105),  # batches that the model begins to learn, and then others
+        ([7.0, 6.0, 5.0, 4.2, 3.6, 3.1, 2.7, 2.4, 2.2], 102),  # weights that heal
+        ([7.0, 2.1], 100),
+        ([7.0, 6.0, 5.0, 4.2, 4.1, 4.0], 102),  # nobody knows how it goes on
+    ],
+)
+def test_bad_batches_end_where_the_loss_falls_at_once(then: list[float], last: int) -> None:
+    course = [row(100 + place, loss) for place, loss in enumerate(then)]
+    after = [row(100 + len(then) + place, 2.0) for place in range(50)] if then[-1] < 3 else []
+    rows = [*(row(step, 2.0) for step in range(100)), *course, *after]
+    assert last_bad_batch(met({**INCIDENT, "peak": 100, "peak_loss": 7.0}, rows)) == last
 
 
 def test_a_draft_of_an_incident_that_is_open_and_not_finite() -> None:

@@ -84,7 +84,8 @@ def postmortem_of(case: Case) -> Postmortem:
     found = causes.hypotheses(facts, replayed)
     cause = causes.blamed(found, replayed)
     remedies = causes.remedies(facts, cause) if cause is not None else []
-    fixes = remediation(cause, _circumstances(case, document)) if cause is not None and replayed is not None else ()
+    here = _circumstances(case, document, numbers.last_bad_batch(met))
+    fixes = remediation(cause, here) if cause is not None and replayed is not None else ()
     chosen = [remedy for remedy in remedies if remedy.knob in {fix.knob for fix in fixes}] if fixes else remedies[:1]
     changes = [causes.told(remedy) for remedy in chosen]
     # a hard batch stays hard: the promises hold from the step after it
@@ -267,12 +268,12 @@ def _how_to_verify(case: Case, *, has_remedy: bool) -> str:
     return f"Run again {start} with {change}{command}, and expect:"
 
 
-def _circumstances(case: Case, document: Postmortem) -> Circumstances:
+def _circumstances(case: Case, document: Postmortem, last_bad: int | None) -> Circumstances:
     """The circumstances on which the smallest change depends."""
     arms = case.replayed.arms if case.replayed is not None else []
     return Circumstances(
         onset=document.symptoms.onset,
-        last_bad=_last_bad(document),
+        last_bad=document.symptoms.onset if last_bad is None else last_bad,
         clip=_clip_of(case.run.manifest),
         usual_norm=document.symptoms.grad_norm_before,
         masking_helps=any(arm.cause == "long-tail-token" and arm.shows == "gone" for arm in arms),

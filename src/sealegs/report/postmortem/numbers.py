@@ -299,6 +299,20 @@ def _highest_norm(met: Met) -> tuple[float | None, int | None]:
     return sizes[place], int(rows[place]["step"])
 
 
+def last_bad_batch(met: Met) -> int | None:
+    """The last step whose loss is above half of the rise; later, if batches that a model has begun to learn end at
+    once: the last step above a quarter of it, before one of less than half of its height."""
+    _, last = _worst(met)
+    before = ema(finite("loss", met.before))
+    if last is None or before is None or not math.isfinite(met.peak_loss) or met.kind == "nonfinite":
+        return None if last is None else int(last["step"])
+    heights = {int(row["step"]): row["loss"] - before for row in met.course if "loss" in row}
+    steps = [step for step in heights if step >= max(int(last["step"]), met.peak)]
+    end = next((step for step in steps if not heights[step] > (met.peak_loss - before) / 4), None)
+    high = [step for step in steps if end is not None and step < end]
+    return high[-1] if high and end and heights[end] < heights[high[-1]] / 2 else int(last["step"])
+
+
 def _worst(met: Met) -> tuple[Plain | None, Plain | None]:
     """The first and the last row that is not finite, or whose loss is above half of the rise."""
     before = ema(finite("loss", met.before))
