@@ -2,9 +2,9 @@
 
     python bench/checkpoint_process.py [--device cuda] [--layers N] [--width N] [--rounds N]
 
-Trains a transformer with AdamW, and saves weights and moments while it goes on, by the guard's ``Checkpoints`` or by
-``async_save`` with ``AsyncCheckpointerType.PROCESS``: how long the loop stands still for the call, how much longer steps
-take until all is written, and how long that is. Prints Markdown; a round of each way in turn.
+Trains a transformer with AdamW, and saves weights and moments meanwhile, by the guard's ``Checkpoints`` or by
+``async_save`` with ``AsyncCheckpointerType.PROCESS``: how long the loop stands still for the call, how much longer
+steps take until all is written, and how long that is. Prints Markdown; a round of each way in turn.
 """
 
 import argparse

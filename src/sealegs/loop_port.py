@@ -213,9 +213,9 @@ class LoopPort(Observer):
         self._spent.follow(self._meter.device)
         self._tokens = BatchTokens(is_late=self._meter.device.type != "cpu") if find_embeddings(self._model) else None
         """The ids that steps have read, of a model that reads ids."""
-        self._checkpoint_every = options.checkpointing.every
-        self.checkpoints = options.checkpoints(self.watch) if self._can_be_stored() else None
+        self.checkpoints = options.checkpoints(self.watch) if self._divided is None else None  # its engine writes them
         if self.checkpoints is not None:
+            self.checkpoints.holders = lambda tensors: self._meter.layout.holders_of(tensors)
             self.checkpoints.take_over()
             if options.checkpointing.every:
                 self.checkpoints.refuse_unshared()
@@ -226,6 +226,8 @@ class LoopPort(Observer):
                 self.recovery.can_copy_majority(self._copy_majority)
             if self._divided is not None:
                 self.recovery.recorder.leave_out_states()
+        self._is_layout_told = False
+        self._look_at_layout()
         if options.watches_heads:
             self._cannot_watch_heads()
         if self.checkpoints is not None:
@@ -278,7 +280,11 @@ class LoopPort(Observer):
         self._changes: ResumeChanges | None = None
         """Of a resume that no step has followed yet: what the loop puts over what came back."""
         if options.resume and self._saving is not None:
-            self.resumed, state = self._saving.resume(self.recovery, self._batches)
+            try:
+                self.resumed, state = self._saving.resume(self.recovery, self._batches)
+            except RanksChanged as error:
+                self._refuse_ranks(error)
+                raise
             self._knows_its_step = True
             if state is not None:
                 self._go_on_with(state)
@@ -306,19 +312,15 @@ class LoopPort(Observer):
             timeout_s=self._ranks.timeout_s,
         )
 
-    def _can_be_stored(self) -> bool:
-        """Whether checkpoints can hold the model: they know a tensor by its name, whichever rank has it."""
-        if self._divided is not None:  # its engine writes checkpoints
-            return False
-        if not (reason := self._meter.layout.why_not_one):
-            return True
-        if self._checkpoint_every:
-            raise ConfigError(
-                f"checkpoint_every={self._checkpoint_every}: {reason}, and the guard's checkpoints hold one tensor for "
-                "each name; leave it out, and write checkpoints of your own with guard.state_dict() in them"
-            )
-        self.watch.note("no-checkpoints", step=self.number, reason=reason)
-        return False
+    def _look_at_layout(self) -> None:
+        """Where ranks hold different tensors, say what that means, once: no process alone can run an incident again."""
+        reason = self._meter.layout.why_not_one
+        if not reason or self._is_layout_told or self._divided is not None:
+            return
+        self._is_layout_told = True
+        self.watch.note("parts-of-ranks", step=self.number, reason=reason)
+        if self.recovery is not None:
+            self.recovery.recorder.leave_out_states()
 
     def _copy_majority(self, ranks: Collective) -> str:
         """Make replicas equal again."""
@@ -584,10 +586,7 @@ class LoopPort(Observer):
             except RankMissing:
                 self._has_failed = True  # at its end the run must not wait for that rank again
                 raise
-            if self._saving is not None and not self._can_be_stored():
-                self._saving = None
-                if self.recovery is not None:
-                    self.recovery.recorder.leave_out_states()
+            self._look_at_layout()
             if seen.logits is not None and self._qk_clip_now is not None and self._act:
                 assert self._heads is not None
                 known["qk_clip"] = self._qk_clip_now

@@ -22,7 +22,7 @@ import torch
 from bench.disk.layer import DiskLayer, Fault
 from tests.forked import start
 
-from sealegs.errors import SourceError, StorageError
+from sealegs.errors import RanksChanged, SourceError, StorageError
 from sealegs.record.checkpoint_tags import Tag
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoints import Checkpoints, Damage, StoredState
@@ -31,6 +31,11 @@ from sealegs.state.checkpoints import Checkpoints, Damage, StoredState
 def state(value: float) -> StoredState:
     tensors = {"model/w": torch.full((40, 5), value), "rng/0/cpu": torch.get_rng_state()}
     return StoredState(tensors, {"data": {"next": value}}, {"python": value})
+
+
+PLAIN: dict[str, Any] = {
+    "ranks": 1, "extra": {}, "optimizers": [], "schedulers": [], "scaler": {}, "data": None, "also": {},
+}
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -584,3 +589,54 @@ def test_tags_that_cannot_be_read_are_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "tags.json").write_text("{")
     with pytest.raises(SourceError, match=r"tags.json: cannot be read .*; delete it"):
         checkpoints.newest_intact()
+
+
+def test_a_name_may_stand_for_another_tensor_on_each_rank(tmp_path: Path) -> None:
+    """Real ranks are in tests/ranks/test_matrix.py."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.holders = lambda tensors: {"model/w": 0}
+    tensors = {"model/w": torch.ones(3), "model/shared": torch.zeros(2)}
+    own = {"data": {"next": 4}, "rng": None}
+    checkpoints.save(4, StoredState(tensors, {**PLAIN, "guard": {"number": 4}}, own))
+    assert checkpoint_files.tensors_in(tmp_path / "4").keys() == {"@0/model/w", "model/shared"}
+    found = checkpoints.load(4)
+    assert {name: tensor.tolist() for name, tensor in found.tensors.items()} == {
+        "model/w": [1.0, 1.0, 1.0],
+        "model/shared": [0.0, 0.0],
+    }
+    assert (found.plain, found.own) == ({**PLAIN, "guard": {"number": 4}}, own)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        (
+            {"parts": 4},
+            RanksChanged,
+            "it has a part for each of 4 ranks, which hold different tensors, and there are 1",
+        ),
+        ({"parts": "four"}, SourceError, "parts is no number"),
+    ],
+)
+def test_parts_of_other_ranks_are_refused(
+    changed: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.holders = lambda tensors: {"model/w": 0}
+    checkpoints.save(4, StoredState({"model/w": torch.ones(3)}, PLAIN, {"data": None, "rng": None}))
+    path = tmp_path / "4" / "plain.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(error, match=said):
+        checkpoints.load(4)
+
+
+def test_a_rank_whose_part_is_damaged_is_told_so(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.holders = lambda tensors: {"model/w": 0}
+    checkpoints.save(4, StoredState({"model/w": torch.ones(3)}, PLAIN, {"data": None, "rng": None}))
+    path = tmp_path / "4" / "plain" / "0.json"
+    sound = json.loads(path.read_text())
+    for broken in ({"holders": [1]}, {"holders": {"model/w": "x"}}, {"holders": {"model/w": 7}}, {"parts": None}):
+        path.write_text(json.dumps(sound | broken))
+        with pytest.raises(SourceError, match="damaged"):
+            checkpoints.load(4)

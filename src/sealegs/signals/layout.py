@@ -60,6 +60,11 @@ class Layout:
     """Elements of the trained parameters on all ranks together, where one rank's shapes do not tell."""
     is_guessed: bool = False
     """Whether tensors were taken for copies by their content."""
+    rank: int = 0
+    mine: frozenset[str] = frozenset()
+    """The names of this rank's parameters, where ranks hold different tensors."""
+    holders: Mapping[str, int] = field(default_factory=dict)
+    """Of these names the ones that do not stand for one tensor of all ranks: the first rank that holds this rank's."""
 
     @property
     def is_one(self) -> bool:
@@ -75,6 +80,26 @@ class Layout:
         """The rank, with its coordinate."""
         place = self.places[rank] if rank < len(self.places) else ""
         return f"rank {rank} ({place})" if place else f"rank {rank}"
+
+    def holders_of(self, stored: Mapping[str, Tensor]) -> Mapping[str, int] | None:
+        """The first rank that holds each tensor of a state, ``optimizer/0/blocks.1.weight.exp_avg``, but of those
+        that all ranks have a part or a copy of. None where that is so of all."""
+        if self.is_one:
+            return None
+        found = {name: self._holder_of(name, tensor) for name, tensor in stored.items()}
+        return {name: holder for name, holder in found.items() if holder is not None}
+
+    def _holder_of(self, stored: str, tensor: Tensor) -> int | None:
+        kind, _, rest = stored.partition("/")
+        if kind == "rng":  # whose names have the rank
+            return None
+        path = rest.partition("/")[2] if kind == "optimizer" else rest
+        while path and kind in ("model", "optimizer"):
+            if path in self.mine:
+                return self.holders.get(path)
+            path = path.rpartition(".")[0]
+        mesh: Any = getattr(tensor, "device_mesh", None)  # of a buffer, or of what the loop keeps
+        return self.rank if mesh is None else int(mesh.mesh.min())
 
     @property
     def why_not_one(self) -> str:
@@ -204,6 +229,11 @@ def find_layout(
         peers=_firsts(one[1] for one in labels),
         places=tuple(one.place for one in everyone),
         elements=sum(one[3] for one in labels),
+        rank=rank,
+        mine=frozenset(parameters),
+        holders={
+            name: whose[name].leaders[0] for name in chain.from_iterable(one[2] for one in labels) if name in whose
+        },
         is_guessed=any(len(found.leaders) > 1 for found in classes.values()),
     )
 

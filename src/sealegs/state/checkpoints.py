@@ -29,10 +29,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from sealegs.errors import ConfigError, SourceError, StorageError
+from sealegs.errors import ConfigError, RanksChanged, SourceError, StorageError
 from sealegs.record.checkpoint_tags import Tag, Tags
 from sealegs.record.files import PARTIAL, folder_aside, put_back_replaced, remove_leftovers, writing
 from sealegs.record.reading import is_number
+from sealegs.record.typed import fits
 from sealegs.signals.collective import TIMEOUT_S, Collective
 from sealegs.state import checkpoint_files
 from sealegs.state.memory import CPU, Staging, free_bytes, in_words, on_host
@@ -106,6 +107,9 @@ class Checkpoints:
         ``lost`` says, on the rank that can tell, why the folder is not the run's any more. Then nothing is written to
         it, and nothing that lies there is gone back to. A rank that does not come within the timeout is named.
         """
+        self.holders: Callable[[Mapping[str, Tensor]], Mapping[str, int] | None] = lambda tensors: None
+        """By name, the first rank that holds a tensor, but of those that all ranks have a part or a copy of. None where
+        that is so of all, which all ranks must say alike."""
         self.oldest_in_memory: Callable[[], int | None] = lambda: None
         """The step of the oldest state that the run may go back to without the disk, where there is one."""
         self._folder = folder
@@ -175,7 +179,7 @@ class Checkpoints:
         """Write a checkpoint, then remove those that are no longer kept. False where the step has a healthy one."""
         self.wait()
         self._make_writers_anew_if_lost()
-        return self._write(self._folder / str(step), lambda: _parts(state, state.tensors))
+        return self._write(self._folder / str(step), lambda: self._parts(state, state.tensors))
 
     def save_soon(self, step: int, state: StoredState, *, to: Path | None = None) -> bool:
         """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
@@ -193,13 +197,23 @@ class Checkpoints:
             self._tags.expect(step)
         parts: _Parts | Exception
         try:
-            parts = _parts(state, self._staging.copy(state.tensors))
+            parts = self._parts(state, self._staging.copy(state.tensors))
         except Exception as error:  # the thread tells the other ranks
             parts = error
         target = to or self._folder / str(step)
         self._thread = threading.Thread(target=self._write_late, args=(target, parts, began), name=f"checkpoint {step}")
         self._thread.start()
         return True
+
+    def _parts(self, state: StoredState, tensors: Mapping[str, Tensor]) -> _Parts:
+        """What this rank writes. Where ranks hold different tensors under a name, its holder is put before it, and each
+        rank has all of the JSON for itself."""
+        holders = self.holders(state.tensors)
+        if holders is None:
+            return _Parts(tensors, json.dumps(state.plain).encode(), json.dumps(state.own).encode())
+        named = {_on_disk(name, holders): tensor for name, tensor in tensors.items()}
+        own = {**state.own, HOLDERS: {**holders}, PARTS: state.plain}
+        return _Parts(named, json.dumps({**state.plain, PARTS: self._ranks.world}).encode(), json.dumps(own).encode())
 
     def _make_writers_anew_if_lost(self) -> None:
         """A rank that wrote too slowly cost one checkpoint, and does not cost the next ones."""
@@ -428,21 +442,25 @@ def read_state(
 
 def _read_state(folder: Path, step: int, like: StoredState | None, ranks: Collective | None) -> StoredState:
     rank = 0 if ranks is None else ranks.rank
-    entries = {
-        name: entry
-        for name, entry in checkpoint_files.tensors_in(folder).items()
-        if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
-    }
+    plain, own = checkpoint_files.read_plain(folder, rank)
+    plain, own, holders = _own_parts(folder, plain, own, None if ranks is None else ranks.world)
+    there = checkpoint_files.tensors_in(folder)
+    names = {_on_disk(name, holders): name for name in holders}
+    names |= {name: name for name in there if not name.startswith(HELD) and not name.startswith("rng/")}
+    names |= {name: name for name in there if name.startswith(f"rng/{rank}/")}
+    if lost := sorted(names.keys() - there.keys()):
+        raise SourceError(f"{folder}: damaged (there is no {lost[0]!a:.80}); use another checkpoint")
+    entries = {name: there[stored] for stored, name in names.items()}
     if like is None:  # somebody looks at it, and it may be a stranger's
         needed = sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in entries.values())
         if needed > (free := free_bytes(CPU)):
             raise SourceError(f"{folder}: its tensors take {in_words(needed)} of memory, and {in_words(free)} are free")
     tensors = {name: _room(name, entry, {} if like is None else like.tensors) for name, entry in entries.items()}
+    rooms = {stored: tensors[name] for stored, name in names.items()}
     if ranks is None:
-        checkpoint_files.read_tensors(folder, tensors, None)
+        checkpoint_files.read_tensors(folder, rooms, None)
     else:
-        ranks.together(lambda: checkpoint_files.read_tensors(folder, tensors, ranks.group))
-    plain, own = checkpoint_files.read_plain(folder, rank)
+        ranks.together(lambda: checkpoint_files.read_tensors(folder, rooms, ranks.group))
     if fault := fault_in_plain(plain, own):
         raise SourceError(f"{folder}: damaged ({fault}); use another checkpoint")
     return StoredState(tensors, plain, own, step)
@@ -453,8 +471,36 @@ def _touch(path: Path) -> None:
         path.touch()
 
 
-def _parts(state: StoredState, tensors: Mapping[str, Tensor]) -> _Parts:
-    return _Parts(tensors, json.dumps(state.plain).encode(), json.dumps(state.own).encode())
+HELD, HOLDERS, PARTS = "@", "holders", "parts"
+"""What the name of a tensor begins with that is not that of all ranks; whose each is, and the JSON beside it."""
+
+
+def _on_disk(name: str, holders: Mapping[str, int]) -> str:
+    """
+    >>> _on_disk("model/0.weight", {"model/0.weight": 2}), _on_disk("model/gate.weight", {})
+    ('@2/model/0.weight', 'model/gate.weight')
+    """
+    return f"{HELD}{holders[name]}/{name}" if name in holders else name
+
+
+def _own_parts(
+    folder: Path, plain: dict[str, Any], own: dict[str, Any], world: int | None
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+    """The JSON as this rank has it, and the holders of its tensors, where each rank has its own."""
+    if PARTS not in plain:
+        return plain, own, {}
+    count, parts, holders = plain[PARTS], own.pop(PARTS, None), own.pop(HOLDERS, None)
+    if not fits(count, int):
+        raise SourceError(f"{folder}: damaged ({PARTS} is no number); use another checkpoint")
+    if world is not None and world != count:
+        raise RanksChanged(
+            f"{folder}: it has a part for each of {count} ranks, which hold different tensors, and there are {world}: "
+            f"start the job with {count} ranks",
+            ranks=count,
+        )
+    if not fits(parts, Mapping) or not fits(holders, Mapping) or not all(fits(each, int) for each in holders.values()):
+        raise SourceError(f"{folder}: damaged (a rank's part of its JSON is none); use another checkpoint")
+    return dict(parts), own, dict(holders)
 
 
 def _room(name: str, entry: TensorStorageMetadata, like: Mapping[str, Tensor]) -> Tensor:
