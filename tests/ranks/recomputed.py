@@ -37,6 +37,10 @@ class Case:
     kind: str = "ddp"
     every: int = EVERY
     micro_batches: int = 1
+    has_playbook: bool = False
+    """Then there are checkpoints, too."""
+    goes_on: str = ""
+    """With the run of another case, from its last checkpoint."""
 
 
 CASES = {
@@ -45,6 +49,8 @@ CASES = {
     "without, two micro-batches": Case(every=0, micro_batches=2),
     "with, two micro-batches": Case(micro_batches=2),
     "gradient": Case("bit-flip:rank=1@6"),
+    "gradient, with a playbook": Case("bit-flip:rank=1@6", has_playbook=True, micro_batches=2),
+    "gone on with": Case(has_playbook=True, micro_batches=2, goes_on="gradient, with a playbook"),
     "activation": Case("bit-flip:in=activation,module=inner,rank=2@6", strikes="others"),
     "lasting": Case("gradient-scale:factor=1.000001,rank=3,steps=4@6", strikes="all"),
     "fsdp2 without": Case(kind="fsdp2", every=0),
@@ -109,7 +115,13 @@ def run(case: Case, name: str, out: Path, rank: int) -> dict[str, Any]:
     numpy.random.seed(rank)
     batches = [torch.randint(20, (6, 5)) for _ in range(STEPS * case.micro_batches)]
     guard = sealegs.Guard(
-        model, optimizer, run=out / name, telemetry=Telemetry(recompute=case.every or False, sample_every=2)
+        model,
+        optimizer,
+        run=out / (case.goes_on or name),
+        playbook=sealegs.Playbook.standard() if case.has_playbook else None,
+        checkpoint_every=EVERY if case.has_playbook else 0,
+        resume=bool(case.goes_on),
+        telemetry=Telemetry(recompute=case.every or False, sample_every=2),
     )
 
     def clock() -> int:

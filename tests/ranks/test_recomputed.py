@@ -43,6 +43,7 @@ def events(launched: Launched, name: str, kind: str) -> list[Event]:
         ("with, two micro-batches", "without, two micro-batches", 3),
         ("buffers of its own", "buffers of its own, without", 3),
         ("gradient", "without", 5),
+        ("gradient, with a playbook", "without, two micro-batches", 5),
         ("activation", "without", 5),
         ("fsdp2", "fsdp2 without", 5),
     ],
@@ -62,6 +63,7 @@ def test_weights_moments_buffers_and_random_state_are_those_without_it(
     ("name", "steps", "rank", "is_lasting", "is_in_loss"),
     [
         ("gradient", [6], 1, False, False),
+        ("gradient, with a playbook", [6], 1, False, False),
         ("activation", [6], 2, False, True),
         ("lasting", [6, 9], 3, True, False),
         ("fsdp2", [6], 1, False, False),
@@ -86,6 +88,18 @@ def test_a_flip_is_found_and_rank_host_and_device_are_named(
 def test_healthy_ranks_are_not_named(name: str, launched: Launched) -> None:
     assert not events(launched, name, "silent-corruption")
     assert events(launched, name, "recompute")[0].detail["is_exact"]
+
+
+def test_a_playbook_knows_which_batches_a_step_took_and_a_resume_goes_on(launched: Launched) -> None:
+    name = "gradient, with a playbook"
+    assert not events(launched, name, "no-probe")
+    assert not events(launched, name, "no-recompute")
+    run = sealegs.open_run(launched[0] / name)
+    # another process went on with the next epoch
+    assert run.series("batch_index")[1].tolist() == [2 * step + 1 for step in range(2 * loop.STEPS)]
+    for of_rank in launched[1]:
+        assert [*of_rank["gone on with"]["digests"]] == [str(loop.STEPS + step) for step in range(loop.STEPS)]
+        assert of_rank["gone on with"]["passes"] == loop.STEPS + 3
 
 
 def test_a_loop_that_does_not_repeat_itself_is_told_so_and_left_alone(launched: Launched) -> None:

@@ -34,7 +34,13 @@ def state(value: float) -> StoredState:
 
 
 PLAIN: dict[str, Any] = {
-    "ranks": 1, "extra": {}, "optimizers": [], "schedulers": [], "scaler": {}, "data": None, "also": {},
+    "ranks": 1,
+    "extra": {},
+    "optimizers": [],
+    "schedulers": [],
+    "scaler": {},
+    "data": None,
+    "also": {},
 }
 
 
