@@ -70,7 +70,7 @@ def judged(noise: Floats, bound: Bound) -> tuple[Wrong | None, Bound]:
         apart[owner] = {
             (one, other): float(np.abs(answers[one] - answers[other]).max()) for one, other in combinations(answers, 2)
         }
-    wrong = who_is_wrong(owners, WORLD, apart, bound)
+    wrong = who_is_wrong(owners, WORLD, apart, bound, bound.usual(distances))
     return wrong, bound if wrong is not None else bound.with_measured(distances)
 
 

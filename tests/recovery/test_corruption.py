@@ -61,14 +61,31 @@ def test_what_no_single_rank_explains_names_nobody() -> None:
 
 
 def test_a_bound_is_known_after_so_many_distances_and_learns_nothing_of_what_is_unlike() -> None:
-    bound = Bound(is_exact=False, smallest=1e-7).with_measured([1e-6] * (MEASURED - 1))
+    bound = Bound(is_exact=False, smallest=1e-7).with_measured([1e-6, 2e-6])
     assert not bound.is_known
     assert disputed([1.0, 1e-6], bound) == ()
-    bound = bound.with_measured([2e-6, 0.7, float("nan")])
+    for _ in range(MEASURED // 2 - 1):
+        bound = bound.with_measured([1e-6, 0.7, float("nan")])
+    assert not bound.is_known
+    bound = (
+        bound.with_measured([1e-6] * 3).with_measured([1e-6] * 3).with_measured([1e-6] * 3).with_measured([1e-6] * 3)
+    )
+    bound = bound.with_measured([1e-6] * 3)
     assert bound.is_known
-    assert bound.limit == BEYOND * 2e-6
-    assert disputed([bound.limit, 1.01 * bound.limit, float("inf"), float("nan")], bound) == (1, 2, 3)
-    assert Bound(is_exact=False, smallest=1e-7).from_plain(bound.to_plain()) == bound
+    limit = BEYOND * 2e-6
+    assert disputed([limit, 1.01 * limit, float("inf")], bound) == (1, 2)
+    assert disputed([limit, float("nan")], bound) == (1,)
+    fresh = Bound(is_exact=False, smallest=1e-7)
+    assert fresh.from_plain(bound.to_plain(2), 3) == bound
+    assert fresh.from_plain(bound.to_plain(2), 8) == fresh.from_plain({}, 2) == fresh
+
+
+def test_batches_that_round_worse_are_compared_with_what_is_usual_among_ranks() -> None:
+    bound = Bound(is_exact=False, smallest=1e-9)
+    for number in range(MEASURED):
+        bound = bound.with_measured([(1 + number) * 1e-6] * 4)
+    assert disputed([1e-3] * 4, bound) == ()
+    assert disputed([1e-6, 1e-6, 1e-4, 1e-4], bound) == (2, 3)
 
 
 def digest_of(model: nn.Module, gradients: dict[str, Tensor], loss: float = 1.0) -> Digest:

@@ -199,11 +199,11 @@ class Recomputation:
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned of the loop, as JSON values."""
-        return {**self._bound.to_plain(), "is_proven": self._is_proven, "due": self._due}
+        return {**self._bound.to_plain(self._ranks.world), "is_proven": self._is_proven, "due": self._due}
 
     def load_state_dict(self, state: dict[str, Any], number: int) -> None:
         """Go on with that."""
-        self._bound = self._bound.from_plain(state)
+        self._bound = self._bound.from_plain(state, self._ranks.world)
         self._is_proven = bool(state.get("is_proven"))
         self._due = max(int(state.get("due", 0)), number + 1)
 
@@ -336,16 +336,13 @@ class Recomputation:
         """All answers are known: say who was wrong, or that the loop does not repeat itself."""
         world = self._ranks.world
         is_exact = self._bound.is_exact
-        owners = [
-            owner
-            for owner, one in enumerate(self._differences)
-            if (not one.is_exact if is_exact else self._bound.differ(one.distance))
-        ]
+        distances = [float(not one.is_exact) if is_exact else one.distance for one in self._differences]
+        owners = [*disputed(distances, self._bound)]
         is_asked = any(self._ranks.rank in ranks_of(owner, world).values() for owner in owners)
         mine = {which: _bytes_of(answer) for which, answer in self._answers.items()} if is_asked else {}
         everyone = self._ranks.gather(mine)
         apart = {owner: _distances(ranks_of(owner, world), everyone, is_exact=is_exact) for owner in owners}
-        wrong = who_is_wrong(owners, world, apart, self._bound)
+        wrong = who_is_wrong(owners, world, apart, self._bound, self._bound.usual(distances))
         others_agree = any(
             not set(suspects(owners, world)) & {owner, (owner + 1) % world}
             for owner in range(world)
