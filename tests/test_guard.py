@@ -109,6 +109,8 @@ def weights_without_step_20(task: str) -> list[Tensor]:
 @pytest.mark.parametrize(
     "fault", ["nan-gradient@20", "inf-gradient@20", "gradient-scale:factor=1000@20", "bit-flip@20"]
 )
+@pytest.mark.integration("a loop of one's own")
+@pytest.mark.conforms("nan", "spike")
 def test_a_faulty_step_is_skipped_and_the_others_are_what_they_were(task: str, fault: str, tmp_path: Path) -> None:
     """Against the same loop without Sealegs, in which step 20 updates nothing: bit for bit."""
     model, batches, criterion = TASKS[task](30)
@@ -381,6 +383,8 @@ def test_gradients_that_the_user_clips(tmp_path: Path) -> None:
     assert sealegs.open_run(tmp_path / "a").column("grad_norm").min() > 0.01
 
 
+@pytest.mark.integration("a loop of one's own")
+@pytest.mark.conforms("accumulation")
 def test_micro_batches_make_one_step() -> None:
     whole, optimizer = small()
     data = torch.randn(20, 12, 4)

@@ -141,6 +141,7 @@ def trained(
             loss = (engine(batch).float() - batch.float()[:, :4]).square().mean()
             if dist.get_rank() == AT_FAULT and faults and number in faults:
                 loss = loss * faults[number]
+            seen["losses"].append(float(loss))
             engine.backward(loss)
             is_last = engine.is_gradient_accumulation_boundary()
             engine.step()
@@ -154,7 +155,6 @@ def trained(
             seen["lr"].append(engine.get_lr()[0])
             seen["norm"].append(float(engine.get_global_grad_norm() or 0.0))
         seen["numbers"].append(engine.global_steps)
-        seen["losses"].append(float(loss))
     batches.close()  # type: ignore[attr-defined]
     return seen | {"end": digest(engine)}
 

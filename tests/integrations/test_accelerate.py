@@ -43,6 +43,8 @@ def end_of(made: tuple[Any, ...]) -> tuple[str, list[float]]:
 
 @pytest.mark.parametrize("playbook", [None, STANDARD], ids=["none", "standard"])
 @pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.integration("Accelerate")
+@pytest.mark.conforms("unchanged")
 def test_where_nothing_happens_nothing_is_changed(accumulated: int, playbook: Any, tmp_path: Path) -> None:
     """Sixteen batches an epoch: of three micro-batches a step, the last of each epoch has one."""
     alone = accelerator(gradient_accumulation_steps=accumulated)
@@ -58,6 +60,8 @@ def test_where_nothing_happens_nothing_is_changed(accumulated: int, playbook: An
     assert "clip_grad_norm_" not in vars(beside)
 
 
+@pytest.mark.integration("Accelerate")
+@pytest.mark.conforms("nan", "spike")
 def test_a_skip_changes_no_bit_and_verdicts_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     ours = accelerator()
     made = parts(ours)
@@ -99,6 +103,8 @@ def test_a_skip_changes_no_bit_and_verdicts_are_those_of_a_loop_by_hand(tmp_path
     assert [f"step {step}  SKIP" in text for step, text in zip((NAN, SPIKE), texts[0], strict=True)] == [True, True]
 
 
+@pytest.mark.integration("Accelerate")
+@pytest.mark.conforms("accumulation")
 def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> None:
     ours = accelerator(gradient_accumulation_steps=2)
     made = parts(ours)
@@ -175,6 +181,8 @@ def test_a_state_is_loaded_at_the_end_of_a_script(playbook: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("at", [10, 16])
+@pytest.mark.integration("Accelerate")
+@pytest.mark.conforms("resume")
 def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
     """In the middle of an epoch, and at its end."""
     whole = accelerator(project_dir=str(tmp_path))
@@ -274,6 +282,8 @@ def test_a_loader_that_was_told_its_epoch_goes_on_from_there() -> None:
     assert loader.iteration == alone.iteration == 5
 
 
+@pytest.mark.integration("Accelerate")
+@pytest.mark.conforms("rollback")
 def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     ours = accelerator()
     made = parts(ours)

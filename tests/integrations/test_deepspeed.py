@@ -28,6 +28,14 @@ ENGINES = (
 GOING_BACK = ("zero 0 fp32", "zero 0 bf16", "zero 2 bf16", "zero 2 fp16", "zero 3 bf16")
 
 
+def of(names: tuple[str, ...]) -> list[Any]:
+    """Each engine with the mark of its stage."""
+    return [pytest.param(name, marks=pytest.mark.integration(f"DeepSpeed, ZeRO {name.split()[1]}")) for name in names]
+
+
+TWO_A_STEP = tuple(name for name in ENGINES if "micro-batches" in name)
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("deepspeed")
@@ -50,7 +58,8 @@ def test_every_engine_was_tried(launched: Path) -> None:
     assert {path.stem.split("-", 1)[1] for path in launched.glob("[01]-*.json")} == set(ENGINES)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", of(ENGINES))
+@pytest.mark.conforms("unchanged")
 def test_nothing_changes_where_nothing_is_wrong(launched: Path, name: str) -> None:
     for rank in saw(launched, name):
         assert rank["guarded"] == rank["plain"], "weights, moments, schedule, scale, norm"
@@ -58,7 +67,8 @@ def test_nothing_changes_where_nothing_is_wrong(launched: Path, name: str) -> No
         assert rank["left alone"]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", of(ENGINES))
+@pytest.mark.conforms("nan", "spike")
 def test_a_skip_is_exact_on_every_rank(launched: Path, name: str) -> None:
     one, other = saw(launched, name)
     for rank in (one, other):
@@ -68,7 +78,8 @@ def test_a_skip_is_exact_on_every_rank(launched: Path, name: str) -> None:
     assert one["faulted"]["lr"] == other["faulted"]["lr"]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", of(ENGINES))
+@pytest.mark.conforms("ranks")
 def test_the_rank_at_fault_is_named_and_the_norm_is_the_true_one(launched: Path, name: str) -> None:
     seen, _ = saw(launched, name)
     run = folder(launched, name, "faulted")
@@ -82,7 +93,7 @@ def test_the_rank_at_fault_is_named_and_the_norm_is_the_true_one(launched: Path,
         assert seen["faulted"]["norm"][SPIKE] == pytest.approx(norms[SPIKE], rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", of(ENGINES))
 def test_the_schedule_counts_attempts_and_a_spike_leaves_the_scale_alone(launched: Path, name: str) -> None:
     seen, _ = saw(launched, name)
     plain, faulted, waits = seen["plain"]["lr"], seen["faulted"]["lr"], "fp16" in name
@@ -94,7 +105,8 @@ def test_the_schedule_counts_attempts_and_a_spike_leaves_the_scale_alone(launche
         assert after == before / 2, "DeepSpeed's own search goes on"
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", of(ENGINES))
+@pytest.mark.conforms("resume")
 def test_a_resume_goes_on_to_the_same_bits(launched: Path, name: str) -> None:
     for rank in saw(launched, name):
         assert rank["resumed"]["end"] == rank["plain"]["end"]
@@ -106,7 +118,8 @@ def test_a_resume_goes_on_to_the_same_bits(launched: Path, name: str) -> None:
     assert (resumed.step, resumed.detail["with_guard"]) == (SAVED, True)
 
 
-@pytest.mark.parametrize("name", GOING_BACK)
+@pytest.mark.parametrize("name", of(GOING_BACK))
+@pytest.mark.conforms("rollback")
 def test_ranks_go_back_together(launched: Path, name: str) -> None:
     one, other = (rank["damaged"] for rank in saw(launched, name))
     assert one["numbers"] == other["numbers"]
@@ -115,3 +128,14 @@ def test_ranks_go_back_together(launched: Path, name: str) -> None:
     (done,) = (event for event in folder(launched, name, "damaged").events if event.kind == "intervention")
     assert (done.detail["trigger"], done.detail["acted"]) == ("damaged", True)
     assert done.detail["to_step"] < DAMAGED
+
+
+@pytest.mark.conforms("accumulation")
+@pytest.mark.parametrize("name", of(TWO_A_STEP))
+def test_two_micro_batches_are_one_step(launched: Path, name: str) -> None:
+    for rank in saw(launched, name):
+        assert len(rank["guarded"]["losses"]) == 2 * STEPS == 2 * len(rank["guarded"]["numbers"])
+    losses = folder(launched, name, "guarded").column("loss")
+    of_ranks = [rank["guarded"]["losses"] for rank in saw(launched, name)]
+    means = [sum(of_rank[2 * step] + of_rank[2 * step + 1] for of_rank in of_ranks) / 4 for step in range(STEPS)]
+    assert losses.tolist() == pytest.approx(means, rel=1e-6)

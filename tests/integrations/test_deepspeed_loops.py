@@ -27,10 +27,16 @@ def saw(out: Path) -> list[dict[str, Any]]:
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-LOOPS = tuple(f"{loop} zero {stage}" for loop in ("loop", "trainer") for stage in (2, 3))
+WHOSE = {"loop": "DeepSpeed under Accelerate", "trainer": "DeepSpeed in the Trainer"}
+LOOPS = [
+    pytest.param(f"{loop} zero {stage}", marks=pytest.mark.integration(whose))
+    for loop, whose in WHOSE.items()
+    for stage in (2, 3)
+]
 
 
 @pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.conforms("unchanged")
 def test_nothing_changes_where_nothing_is_wrong(launched: Path, name: str) -> None:
     for rank in saw(launched):
         assert rank[f"{name} guarded"] == rank[name]
@@ -38,6 +44,7 @@ def test_nothing_changes_where_nothing_is_wrong(launched: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.conforms("nan", "spike", "ranks")
 def test_a_skip_is_exact_counted_and_says_who_is_at_fault(launched: Path, name: str) -> None:
     for rank in saw(launched):
         assert rank[f"{name} faulted"]["unchanged"] == [NAN, SPIKE]
@@ -50,6 +57,8 @@ def test_a_skip_is_exact_counted_and_says_who_is_at_fault(launched: Path, name: 
 
 
 @pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.integration("DeepSpeed in the Trainer")
+@pytest.mark.conforms("resume")
 def test_a_trainer_goes_on_in_the_same_folder(launched: Path, stage: int) -> None:
     for rank in saw(launched):
         plain, resumed = rank[f"trainer zero {stage}"], rank[f"trainer zero {stage} resumed"]
@@ -58,3 +67,11 @@ def test_a_trainer_goes_on_in_the_same_folder(launched: Path, stage: int) -> Non
     assert run.steps[run.logged("loss")].tolist() == list(range(STEPS))
     (resumed,) = (event for event in run.events if event.kind == "resumed")
     assert (resumed.step, resumed.detail["with_guard"]) == (SAVED, True)
+
+
+@pytest.mark.integration("DeepSpeed under Accelerate")
+@pytest.mark.conforms("accumulation")
+def test_the_loop_has_two_micro_batches_a_step(launched: Path) -> None:
+    for rank in saw(launched):
+        assert len(rank["loop zero 2 guarded"]["losses"]) == 2 * STEPS
+    assert len(sealegs.open_run(launched / "loop-2-guarded").steps) == STEPS

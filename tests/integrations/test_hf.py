@@ -77,6 +77,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
+@pytest.mark.integration("Hugging Face Trainer")
+@pytest.mark.conforms("unchanged")
 def test_where_nothing_happens_nothing_is_changed(playbook: str, plain: Any, tmp_path: Path) -> None:
     trainer = small.trainer(tmp_path / "out")
     before = set(vars(trainer))
@@ -110,6 +112,8 @@ def faulted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Digest
     return trainer, folder / "run", found
 
 
+@pytest.mark.integration("Hugging Face Trainer")
+@pytest.mark.conforms("nan", "spike")
 def test_a_skip_changes_no_bit(faulted: tuple[Any, Path, Digests], plain: Any) -> None:
     trainer, _, found = faulted
     assert [step for step, before, after, _ in found if before == after] == [NAN, SPIKE]
@@ -197,6 +201,8 @@ def remembered(guard: sealegs.Guard) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("playbook", "at"), [("none", 8), ("standard", 16), ("standard", 24)])
+@pytest.mark.integration("Hugging Face Trainer")
+@pytest.mark.conforms("resume")
 def test_a_resume_goes_on_bit_for_bit(playbook: str, at: int, tmp_path: Path) -> None:
     """From the middle of an epoch, and from its end; the memory of the detectors too."""
     options: dict[str, Any] = {"playbook": PLAYBOOKS[playbook], "checkpoint_every": Checkpointing(snapshot_every=20)}
@@ -245,6 +251,8 @@ def stale(guard: sealegs.Guard) -> list[int]:
     return [step for step, tag in guard.loop.checkpoints.tags().items() if tag == "suspect"]
 
 
+@pytest.mark.integration("Hugging Face Trainer")
+@pytest.mark.conforms("rollback")
 def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     """Over the ends of epochs; every step that was planned is made, and the Trainer's numbers are the guard's."""
     steps, damaged = 120, 70
@@ -436,6 +444,8 @@ def test_steps_that_are_counted_back_are_made_after_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
+@pytest.mark.integration("Hugging Face Trainer")
+@pytest.mark.conforms("accumulation")
 def test_accumulated_micro_batches_are_one_step(playbook: str, tmp_path: Path) -> None:
     """Fifteen micro-batches an epoch, four a step: the last step of each epoch has three."""
     data = [{"input_ids": row, "labels": row} for row in small.rows(60)]

@@ -105,6 +105,8 @@ def test_the_example_of_lora(trainers: tuple[Path, str, str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("transformers")
+@pytest.mark.integration("TRL")
+@pytest.mark.conforms("nan")
 def test_trl_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A console script, which starts `accelerate launch`, which starts TRL's own program.
 

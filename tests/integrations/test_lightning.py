@@ -46,6 +46,8 @@ def told(folder: Path, *kinds: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("home", HOMES)
+@pytest.mark.integration("Lightning")
+@pytest.mark.conforms("nan", "spike")
 def test_a_bad_update_is_left_out_bit_for_bit(home: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = small.module_class(home)(BROKEN)
     guarded = Guarded(run=tmp_path / "a")
@@ -171,6 +173,8 @@ WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.integration("Lightning")
+@pytest.mark.conforms("unchanged")
 def test_where_nothing_happens_everything_is_as_without_the_guard(way: str, tmp_path: Path) -> None:
     found = []
     for callbacks in ((), (Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard()),)):
@@ -187,6 +191,8 @@ def test_where_nothing_happens_everything_is_as_without_the_guard(way: str, tmp_
         assert max(row["grad_norm"] for row in rows) > 1, "before it was clipped"
 
 
+@pytest.mark.integration("Lightning")
+@pytest.mark.conforms("accumulation")
 def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(tmp_path: Path) -> None:
     """12 batches an epoch, five a step: the last step of an epoch has two, each of which counts a fifth."""
     given: list[float] = []
@@ -250,6 +256,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 @pytest.mark.parametrize("last", [7, PER_EPOCH, 22], ids=["within an epoch", "at its end", "after a skip"])
+@pytest.mark.integration("Lightning")
+@pytest.mark.conforms("resume")
 def test_a_resumed_run_is_the_one_that_was_not_interrupted(last: int, whole: tuple[Any, Path], tmp_path: Path) -> None:
     kept, run, options = tmp_path / "kept", tmp_path / "run", {"limit_val_batches": 0}
     fitted(small.module_class(HOME)(BROKEN), Guarded(run=run), saving(kept, last), home=HOME, max_steps=last, **options)

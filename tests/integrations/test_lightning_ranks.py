@@ -27,6 +27,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.integration("Lightning")
+@pytest.mark.conforms("ranks")
 def test_two_ranks_decide_alike_go_back_together_and_resume(ranks: Path) -> None:
     one, other = (json.loads((ranks / f"{rank}.json").read_text()) for rank in range(2))
     assert one["unchanged"] == other["unchanged"] == [small.NAN, small.SPIKE]

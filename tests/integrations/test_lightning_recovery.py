@@ -57,6 +57,8 @@ def trained_on(seen: Sequence[tuple[int, int, int]], probes: Sequence[Any]) -> l
 
 
 @pytest.mark.parametrize("way", ["automatic", "manual"])
+@pytest.mark.integration("Lightning")
+@pytest.mark.conforms("rollback")
 def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, tmp_path: Path) -> None:
     module = (small.module_class if way == "automatic" else small.manual_class)(HOME)()
     module.damaged = {DAMAGED}

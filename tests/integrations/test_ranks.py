@@ -34,7 +34,14 @@ def test_ranks_agree_and_a_guard_changes_nothing(launched: tuple[Path, list[dict
     assert first["loop guarded"]["lr"] == first["loop"]["lr"] == pytest.approx([1e-2 * 0.99 ** (2 * 30)]), "a rank each"
 
 
-@pytest.mark.parametrize("loop", ["trainer", "shards"])
+@pytest.mark.conforms("ranks")
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param("trainer", marks=pytest.mark.integration("Hugging Face Trainer")),
+        pytest.param("shards", marks=pytest.mark.integration("Accelerate")),
+    ],
+)
 def test_the_rank_at_fault_is_named(loop: str, launched: tuple[Path, list[dict[str, Any]]]) -> None:
     out, (first, _) = launched
     run = sealegs.open_run(out / f"{loop}-faulted-run")

@@ -12,6 +12,8 @@ import sealegs
 pytestmark = pytest.mark.xdist_group("transformers")
 
 
+@pytest.mark.integration("TRL")
+@pytest.mark.conforms("unchanged")
 def test_a_reward_trainer(tmp_path: Path) -> None:
     """Its loss compares two answers, and is a measure of the weights."""
     trl: Any = pytest.importorskip("trl", reason="trl is not installed: pip install trl")

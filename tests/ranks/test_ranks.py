@@ -40,6 +40,8 @@ def test_all_ranks_give_the_same_verdicts(launched: tuple[str, Path, Saw]) -> No
     assert all(one["verdicts"] == saw[0]["verdicts"] for one in saw)
 
 
+@pytest.mark.integration("a loop of one's own")
+@pytest.mark.conforms("ranks")
 def test_each_fault_is_skipped_and_its_rank_and_tensor_are_named(launched: tuple[str, Path, Saw]) -> None:
     _, _, saw = launched
     assert [len(one["strikes"]) for one in saw] == [3 if rank == 1 else 0 for rank in range(len(saw))]
@@ -103,6 +105,8 @@ def test_one_rank_keeps_the_record(launched: tuple[str, Path, Saw]) -> None:
     assert [event.step for event in run.events if event.kind == "skip"] == [12, 16, 20, 24]
 
 
+@pytest.mark.integration("a loop of one's own")
+@pytest.mark.conforms("unchanged")
 def test_where_nothing_happens_weights_are_those_without_a_guard(tmp_path: Path) -> None:
     """Three ranks: by which one divides, or multiplies by a third, and that is not the same."""
     launch(LOOP.with_name("same.py"), 3, str(tmp_path))

@@ -34,6 +34,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Saw]:
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.integration("a loop of one's own")
+@pytest.mark.conforms("resume")
 def test_a_run_goes_on_bit_for_bit_on_as_many_ranks(launched: tuple[Path, Saw], wrapper: str) -> None:
     _, saw = launched
     for rank in range(2):

@@ -23,6 +23,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+@pytest.mark.integration("a loop of one's own")
+@pytest.mark.conforms("rollback")
 def test_ranks_go_back_together_and_stay_identical(wrapper: str, launched: tuple[Path, list[dict[str, Any]]]) -> None:
     out, saw = launched
     first, second = (of_rank[wrapper] for of_rank in saw)
