@@ -133,7 +133,7 @@ def matrix(reports: list[dict[str, Any]]) -> str:
                 reason = one.cannot.get(feature, "no test of it has run")
                 cells.append(f"not tested [{reasons.setdefault(reason, len(reasons) + 1)}]")
         tried = {str(report["versions"][one.package]) for report in reports if one.package in report["versions"]}
-        package = f"{one.package} {one.versions.replace('<', '\\<')}"
+        package = f"{one.package} {one.versions}".replace("<", "\\<")
         lines.append(f"| [{one.name}]({one.page}) | {package} | {', '.join(sorted(tried))} | {' | '.join(cells)} |")
     notes = "; ".join(f"[{number}] {reason}" for reason, number in reasons.items())
     days = ", ".join(sorted({str(report["date"])[:10] for report in reports}))

@@ -16,6 +16,11 @@ from sealegs.record.log_lines import LogLine
 from sealegs.record.manifest import Manifest
 from sealegs.record.run import Run, run_of
 
+FIRST, SECOND = "First rerun: unexpected result is", "Second rerun: unexpected result is"
+"""As Megatron-Core prints them (megatron/core/rerun_state_machine.py), with its rank, node and device before."""
+WHO = "Rank 5, node n7, device 3, iteration #812: "
+DIFFERS, PERSISTENT = "rerun-differs", "rerun-other-device-differs"
+
 
 def falling(lines: Sequence[LogLine], leap: int | None = None) -> Run:
     steps = np.arange(1000.0)
@@ -38,6 +43,35 @@ def falling(lines: Sequence[LogLine], leap: int | None = None) -> Run:
         ("[WARNING] OVERFLOW! Skipping step. Attempted loss scale: 65536, reducing to 32768", "overflow-skipped"),
         ("Detected call of `lr_scheduler.step()` before `optimizer.step()`.", "scheduler-order"),
         ("size mismatch for lm_head.weight: copying a param with shape [32000]", "shape-mismatch"),
+        (
+            f"{WHO}{FIRST} not reproducible within the tolerance (7.1 != nan)!",
+            DIFFERS,
+        ),
+        (f"{WHO}Possible transient error!", DIFFERS),
+        (
+            f"{WHO}{FIRST} reproducible within the tolerance (nan = nan). Need to rerun "
+            "on a different GPU to verify correctness.!",
+            "rerun-same-device-agrees",
+        ),
+        (f"{SECOND} not reproducible on a different GPU, therefore was likely incorrect (7.1 != nan)", PERSISTENT),
+        (f"{WHO}Possible persistent error!", PERSISTENT),
+        (f"{SECOND} reproducible on a different GPU, therefore it was likely correct (nan = nan)", "rerun-agrees"),
+        (
+            f"{WHO}Correct result (but possible Application error) (Spiky loss)!",
+            "rerun-agrees",
+        ),
+        (
+            "Unexpected result tensor(nan, device='cuda:3') on rank 5 at iteration #812 invocation #1 "
+            "(message='found NaN in local forward loss calculation')",
+            "result-unexpected",
+        ),
+        ("Rank 5, node n7, device 3, iteration 812: Unexpected result inf (message='Spiky loss')", "result-unexpected"),
+        (
+            "ts=2026-11-19 10:00:00.1 node=n7 device=3 jobID=77 rank=5 iteration=812 status=RerunValidationStatus."
+            "FIRST_RERUN_NOT_REPRODUCIBLE result=7.1 message='Spiky loss'",
+            DIFFERS,
+        ),
+        ("Result validation enabled", None),
         ("Missing keys: []", None),
         ('raise RuntimeError("CUDA out of memory")', None),  # a program that prints its own source
         ("loss scale is fine, nothing overflowed", None),
@@ -47,6 +81,20 @@ def falling(lines: Sequence[LogLine], leap: int | None = None) -> Run:
 def test_a_line_is_known_by_its_words(text: str, name: str | None) -> None:
     found = kinds_of([LogLine(3, text, 1)], last=10)
     assert [each.known.name for each in found] == ([name] if name else [])
+
+
+def test_what_megatron_found_out_about_a_machine_counts() -> None:
+    said = {
+        f"{WHO}Possible persistent error!": True,
+        f"{WHO}Correct result (but possible Application error) (Spiky loss)!": False,
+    }
+    for line, is_machine in said.items():
+        found = diagnose(look(falling([LogLine(601, line, 1)], leap=602)), source="a", format="text")
+        causes_found = {each.cause: each for each in found.hypotheses}
+        assert (found.hypotheses[0].cause == "device-fault") == is_machine, line
+        assert any("Megatron computed the step again" in text for text in found.lines)
+        if not is_machine and "device-fault" in causes_found:
+            assert any("Megatron" in text for text in causes_found["device-fault"].evidence_against)
 
 
 def test_the_table_names_causes_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""A loop over what Lightning's Fabric has set up: the guard of a loop of one's own, given what is inside Fabric's wrappers."""
+"""A loop over what Lightning's Fabric has set up: the guard gets what is inside Fabric's wrappers."""
 
 import warnings
 from collections.abc import Iterator
@@ -97,7 +97,10 @@ def test_a_skip_changes_no_bit(tmp_path: Path) -> None:
 @FABRIC
 @pytest.mark.conforms("rollback")
 def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
-    standard = {"playbook": sealegs.Playbook.standard(), "checkpoint_every": Checkpointing(snapshot_every=20)}
+    standard: dict[str, Any] = {
+        "playbook": sealegs.Playbook.standard(),
+        "checkpoint_every": Checkpointing(snapshot_every=20),
+    }
     *_, numbers = guarded(tmp_path / "a", steps=110, damaged=70, **standard)
     assert any(after < before for before, after in pairwise(numbers))
     (done,) = (event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "intervention")

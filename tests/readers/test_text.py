@@ -120,6 +120,26 @@ def test_megatron_has_the_other_signals_too(tmp_path: Path) -> None:
     assert log.run.column("number of nan iterations").tolist() == [0, 1]
 
 
+def test_what_megatrons_rerun_machine_says_is_no_row(tmp_path: Path) -> None:
+    first, *_ = MEGATRON.splitlines()[2:]
+    said = [
+        "Unexpected result 61.5 on rank 5 at iteration #1 invocation #1 (message='Spiky loss')",
+        "Rank 5, node n7, device 3, iteration #1: First rerun: unexpected result is not reproducible within the "
+        "tolerance (7.125 != 61.5)!",
+        "Rank 5, node n7, device 3, iteration #1: Possible transient error!",
+        "Max value for loss: 11.25",
+        "ts=2026-11-19 10:00:00.1 node=n7 device=3 jobID=77 rank=5 iteration=1 "
+        "status=RerunValidationStatus.INITIAL_RUN result=61.5 message='Spiky loss'",
+    ]
+    (tmp_path / "log").write_text("\n".join([MEGATRON, *said, first.replace("       1/", "       3/"), ""]))
+    log = read(str(tmp_path / "log"))
+    assert log.run.steps.tolist() == [1, 2, 3]
+    assert log.run.column("loss")[[0, 2]].tolist() == [11, 11]
+    kept = [line.text for line in log.run.lines]
+    assert said[0] in kept
+    assert said[1] in kept
+
+
 def test_many_lines_of_a_kind_are_read_as_the_first_ones(tmp_path: Path) -> None:
     """From the third on a line is read by the pattern that was made of it: the slow and the quick way agree."""
     values = np.random.default_rng(0).normal(3, 1, 5000).round(4)
