@@ -27,6 +27,25 @@ test-product: style  ## the same without the frameworks
 test-frameworks:  ## the guard in the loops of Hugging Face, Accelerate and Lightning, and every example
 	@$(MAKE) --no-print-directory tests TESTS=tests/integrations
 
+# DeepSpeed is built from source, and torchtitan wants older datasets: an environment beside .venv, which has all the rest.
+LONG := .venv-long/bin
+TODAY := $(shell date -u +%F)
+CONFORMANCE = --conformance docs/benchmarks/$(TODAY)-conformance
+
+test-long: .venv/test.stamp .venv-long/test.stamp  ## the conformance suite over every integration, DeepSpeed and torchtitan too; writes its reports and the matrix (about 15 minutes)
+	DS_ACCELERATOR=cpu $(LONG)/python -m pytest -p tests.conformance $(CONFORMANCE)-apart.json tests/integrations/test_deepspeed*.py tests/integrations/test_torchtitan.py
+	$(BIN)/python -m pytest -p tests.conformance $(CONFORMANCE).json -m conforms tests/test_guard.py tests/ranks tests/integrations
+	$(BIN)/python -m tests.conformance
+	$(BIN)/python -m pytest tests/integrations/test_conformance.py
+
+.venv-long/test.stamp: .venv/test.stamp
+	$(BIN)/python -m venv .venv-long
+	$(LONG)/python -c "import pathlib, sysconfig; place = pathlib.Path(sysconfig.get_path('purelib')); (place / 'shared.pth').write_text(str(place.resolve()).replace('.venv-long', '.venv'))"
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(LONG)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt \
+	  --no-build-isolation 'deepspeed>=0.19.8,<0.20'
+	$(LONG)/python -m pip --disable-pip-version-check --quiet install --no-deps torchtitan==0.3.0 torch_checkpointing spmd_types==0.2.3 triton
+	@touch $@
+
 style: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -62,7 +81,7 @@ fuzz: .venv/test.stamp  ## throw damaged and hostile input at everything that re
 	OMP_NUM_THREADS=1 $(BIN)/python bench/fuzz.py --found experiments/fuzz $(FUZZ)
 
 clean:  ## remove the environment and the caches; runs in experiments/ are yours and stay
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-long .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The browser that tests/browser needs, where it may be installed; where not, these tests are skipped and say so.
 chromium:
