@@ -1,4 +1,4 @@
-"""torchtitan's optimizer container and its mixture of experts under a guard of one's own: on a CPU, without its trainer.
+"""torchtitan's optimizer container and mixture of experts under a guard of one's own: on a CPU, without its trainer.
 
 Its trainer needs CUDA, and its language models FlexAttention, which has no backward pass on CPUs.
 """
