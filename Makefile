@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick test-product test-frameworks test-long style types tests format bench drills fuzz clean chromium
+.PHONY: help demo test quick test-product test-frameworks test-long style types tests format bench drills fuzz dist clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -79,6 +79,10 @@ drills: .venv/test.stamp  ## break runs in every way there is, and see whether t
 FUZZ ?= --seconds 60 --jobs 2
 fuzz: .venv/test.stamp  ## throw damaged and hostile input at everything that reads; what breaks it lies in experiments/fuzz
 	OMP_NUM_THREADS=1 $(BIN)/python bench/fuzz.py --found experiments/fuzz $(FUZZ)
+
+dist: .venv/bin/python  ## wheel and sdist in dist/, the same bytes whoever builds them
+	$(PIP) hatchling
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m hatchling build -d dist
 
 clean:  ## remove the environment and the caches; runs in experiments/ are yours and stay
 	rm -rf .venv .venv-long .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
