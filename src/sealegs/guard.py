@@ -171,7 +171,8 @@ class Guard:
 
     @property
     def is_probe(self) -> bool:
-        """Whether the batch that was handed out is only tried again, to tell damaged weights from bad data.
+        """Whether the batch that was handed out is only tried again, to tell damaged weights from bad data, or computed
+        for another rank (``Telemetry.recompute``).
 
         Nothing is learned from it: a loop that counts its steps or averages its losses leaves it out. Buffers, random
         state and what is in ``Checkpointing.also`` are put back afterwards.

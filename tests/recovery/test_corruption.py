@@ -1,11 +1,15 @@
 """Who has computed wrongly, of answers that are apart. Real processes are in tests/ranks/test_recomputed.py."""
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import sealegs
+from sealegs.errors import ConfigError
+from sealegs.integrations.loop_options import guard_options
 from sealegs.recovery.corruption import (
     BEYOND,
     MEASURED,
@@ -111,3 +115,20 @@ def test_a_single_bit_of_one_gradient_shows_and_is_named() -> None:
     assert difference(one, digest_of(model, flipped)).distance == float("inf")
     nans = {name: torch.full_like(gradient, float("nan")) for name, gradient in gradients.items()}
     assert difference(digest_of(model, nans, float("nan")), digest_of(model, nans, float("nan"))).is_exact
+
+
+def test_in_one_process_there_is_nobody_to_compute_anything_again(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    options = sealegs.Telemetry(recompute=True)
+    with sealegs.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run=tmp_path / "run", telemetry=options):
+        pass
+    (told,) = [event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "no-recompute"]
+    assert told.detail["reason"] == "there is one rank, and none beside it to compute anything again"
+
+
+def test_what_cannot_be_asked_for_is_refused() -> None:
+    for wrong in (-1, 0.5, "often"):
+        with pytest.raises(ConfigError, match=r"Telemetry.recompute=.*: True for every 500 steps, a number of steps"):
+            sealegs.Telemetry(recompute=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a framework's loop counts each batch"):
+        guard_options({"telemetry": sealegs.Telemetry(recompute=100)})
