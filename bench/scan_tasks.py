@@ -105,8 +105,9 @@ def run(scratch: Path, program: str, *words: str) -> tuple[str, float, float]:
     with (scratch / "told").open("wb") as told_to, (scratch / "progress").open("wb") as progress:
         made = subprocess.Popen([sys.executable, "run.py", *words], cwd=scratch, stdout=told_to, stderr=progress)
         _, status, used = os.wait4(made.pid, 0)
-    if os.waitstatus_to_exitcode(status) > 1:
-        raise SystemExit((scratch / "progress").read_text())
+    error = (scratch / "progress").read_text()
+    if os.waitstatus_to_exitcode(status) not in (0, 1) or "Traceback" in error:
+        raise SystemExit(error)
     return (scratch / "told").read_text(), used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
