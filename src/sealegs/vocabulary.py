@@ -1,5 +1,6 @@
 """The values and protocols that all stages share: rows, events, findings, verdicts, sinks. Standard library only."""
 
+import html
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -137,6 +138,21 @@ class Verdict:
         elif not self.go:
             parts.append(f"rejected {self.skips_in_a_row} of {self.skip_limit}")
         return visible("  ".join(parts))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the line, and each finding beside its limit."""
+        heads = "".join(f"<th>{name}</th>" for name in ("finding", "signal", "value", "limit", "p"))
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(visible(text))}</td>" for text in _cells(each)) + "</tr>"
+            for each in self.findings
+        )
+        found = f"<table><tr>{heads}</tr>{rows}</table>" if rows else ""
+        return f"<code>{html.escape(str(self))}</code>{found}"
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    chance = "" if finding.p is None else f"{finding.p:.0e}"
+    return (finding.note or finding.detector, finding.signal, f"{finding.value:.4g}", f"{finding.limit:.4g}", chance)
 
 
 class Sink(Protocol):

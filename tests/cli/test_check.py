@@ -13,10 +13,10 @@ import pytest
 from tests.acting import Acting
 
 import sealegs
+from sealegs import curve_picture
 from sealegs.cli.main import main
 from sealegs.diagnosis.cause_cards import causes
 from sealegs.incidents import Incident
-from sealegs.report import check_page
 from sealegs.report.commands import explain
 from sealegs.report.commands.check import _incident
 from sealegs.report.commands.check_schema import Checked
@@ -589,9 +589,9 @@ def test_text_of_strangers_is_text_on_the_page(check: Check, tmp_path: Path) -> 
 def test_a_million_rows_are_drawn_by_their_extremes(tmp_path: Path) -> None:
     losses = np.full(1_000_000, 2.0)
     losses[500_000] = 9.0
-    drawn = check_page._strokes(np.arange(1_000_000), losses, (0, 999_999))
+    drawn = curve_picture._strokes(np.arange(1_000_000), losses, (0, 999_999))
     ((places, values),) = drawn
-    assert len(places) < 4 * check_page.WIDTH
+    assert len(places) < 4 * curve_picture.WIDTH
     assert values.max() == 9.0
 
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from sealegs.curve_picture import Band, table
 from sealegs.diagnosis.kind import UNKNOWN, Kind
 from sealegs.incidents import Incident
 from sealegs.record.interventions import Done
-from sealegs.record.run import Run
+from sealegs.record.run import Run, curves_of
 
 Health: TypeAlias = Literal["healthy", "watch", "act", "unknown"]
 Outcome: TypeAlias = Literal["helped", "no help", "worse", "unclear"]
@@ -206,3 +207,15 @@ class Diagnosis:
     """What the pre-flight rules say of the settings, a sentence each, the gravest first."""
     tried: tuple[str, ...] = ()
     """What a person has tried, and what that says, a sentence each."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the curves with the incidents marked, the verdict, the first action and the causes."""
+        found = self.findings
+        incidents = [Band(str(each), each.start, each.end) for each in found.incidents]
+        causes = [
+            (f"{each.cause.replace('-', ' ')} ({each.grade})", "; ".join(each.evidence_for))
+            for each in self.hypotheses
+            if each.grade != "ruled out"
+        ]
+        first = [("verdict", f"{found.verdict}: {found.because}"), ("first action", self.first_action)]
+        return curves_of(found.run, incidents) + table([*first, *causes])

@@ -1,6 +1,7 @@
 """A ``Run``: a run folder or columns from elsewhere, in plain numpy, without torch."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sealegs.curve_picture import Band, Panel, picture, table
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
 from sealegs.record.attempts import Attempt, Launch, attempts_of, last_so_far, tree_of
@@ -19,6 +21,11 @@ from sealegs.record.manifest import Manifest
 from sealegs.record.reading import reading
 from sealegs.record.schema import EVENTS, METRICS
 from sealegs.vocabulary import Event, Number, Row
+
+_DRAWN = (("loss", 200), ("grad_norm", 100), ("lr", 70))
+"""Signals that a notebook shows, and the height of each in pixels."""
+_MARKED = frozenset({"skip", "alarm", "halt", "intervention", "fault", "resume"})
+_COLOURS = "max-width:860px;--edge:#8886;--line:#1f77b4;--mark:#d62728;font:11px system-ui,sans-serif;fill:currentColor"
 
 
 class WrittenRows(NamedTuple):
@@ -56,6 +63,26 @@ class Run:
     """Where the log tells of a launch, by rows of its columns; those that only the steps tell of are not here."""
     lines: tuple[LogLine, ...] = ()
     """A bounded choice of the lines of a text log that are no rows, in their order: warnings, errors, the like."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what the run is, and its curves with what happened marked."""
+        return curves_of(self) + table(
+            [
+                ("run", self.manifest.run_id),
+                (
+                    "steps",
+                    f"{self.steps[0]:,} to {self.steps[-1]:,}, {len(self.steps):,} rows"
+                    if len(self.steps)
+                    else "none yet",
+                ),
+                ("signals", ", ".join(self.signals)),
+                ("events", ", ".join(f"{kind} {count:,}" for kind, count in self._event_counts().items())),
+                ("folder", str(self.folder)),
+            ]
+        )
+
+    def _event_counts(self) -> dict[str, int]:
+        return dict(Counter(event.kind for event in self.events).most_common())
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -204,6 +231,25 @@ class Run:
         except KeyError:
             has = ", ".join(self.signals) or "nothing"
             raise SourceError(f"{self.folder}: no signal {signal!r} was logged; it has {has}") from None
+
+
+def curves_of(run: Run, bands: Sequence[Band] | None = None) -> str:
+    """Loss, gradient norm and learning rate for a notebook, with bands; else with the events that changed the run.
+
+    The colours are plain ones, which can be read on a light page and on a dark one.
+    """
+    drawn = [(name, height) for name, height in _DRAWN if name in run.signals and run.has_numbers(name)]
+    if not drawn or not len(run.steps):
+        return ""
+    panels = [Panel(name, *run.series(name), height) for name, height in drawn]
+    if bands is None:
+        bands = [
+            Band(f"{each.kind} at step {each.step}", each.step, each.step)
+            for each in run.events
+            if each.kind in _MARKED
+        ]
+    span = (int(run.steps[0]), max(int(run.steps[-1]), int(run.steps[0]) + 1))
+    return picture(panels, bands, span, f"Curves of {run.manifest.run_id}, with what happened marked", _COLOURS)
 
 
 def open_run(folder: str | Path) -> Run:
