@@ -506,7 +506,8 @@ def _verdict(
     is_leap = any(one.kind not in BENIGN + WATCHED and _is_beyond_doubt(curve, one) for one in found)
     if len(rows) < FEWEST_POINTS and not is_leap and (incidents or not falls(curve.losses[rows], FEWEST_FALLING)):
         attempt = " of the last attempt" if len(curve.parts) > 1 else ""
-        return "unknown", f"{len(rows)} losses{attempt} are too few to say; {FEWEST_POINTS} are the least"
+        told = f"1 loss{attempt} is" if len(rows) == 1 else f"{len(rows)} losses{attempt} are"
+        return "unknown", f"{told} too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
     if doubtful and all(_is_no_worse(run, it) for it in doubtful):
         return "healthy", f"{_told(doubtful)}; but {NO_WORSE}"
