@@ -41,6 +41,7 @@ test-long: .venv/test.stamp .venv-long/test.stamp  ## the conformance suite over
 .venv-long/test.stamp: .venv/test.stamp
 	$(BIN)/python -m venv .venv-long
 	$(LONG)/python -c "import pathlib, sysconfig; place = pathlib.Path(sysconfig.get_path('purelib')); (place / 'shared.pth').write_text(str(place.resolve()).replace('.venv-long', '.venv'))"
+	$(LONG)/python -m pip --disable-pip-version-check --quiet install wheel
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(LONG)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt \
 	  --no-build-isolation 'deepspeed>=0.19.8,<0.20'
 	$(LONG)/python -m pip --disable-pip-version-check --quiet install --no-deps torchtitan==0.3.0 torch_checkpointing spmd_types==0.2.3 triton

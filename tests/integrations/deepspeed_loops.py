@@ -18,11 +18,15 @@ from tests.integrations import small
 from tests.integrations.deepspeed_ranks import digest, held
 from torch import nn
 
+import sealegs
+from sealegs.guard_options import Checkpointing
 from sealegs.integrations import deepspeed as guarded
 from sealegs.integrations import deepspeed_trainer
 from sealegs.integrations.deepspeed_engine import loss_scale
 
 STEPS, NAN, SPIKE, SAVED = 26, 12, 20, 10
+ROWS = 16
+"""Of a micro-batch of the loop."""
 FAULTS = {NAN: math.nan, SPIKE: 3000.0}
 
 
@@ -59,23 +63,41 @@ def looked_at(engine: Any, seen: dict[str, Any], faults: dict[int, float]) -> It
     engine.step, engine.backward = step, backward
 
 
-def of_loop(out: Path, stage: int, *, run: str = "", faults: dict[int, float] | None = None) -> dict[str, Any]:
+def of_loop(
+    out: Path,
+    stage: int,
+    *,
+    run: str = "",
+    faults: dict[int, float] | None = None,
+    saving: str = "",
+    resuming: str = "",
+    steps: int = STEPS,
+    damaged: int = -1,
+    **options: Any,
+) -> dict[str, Any]:
     """A loop of Accelerate's, of two micro-batches a step."""
-    plugin = DeepSpeedPlugin(hf_ds_config=zero(stage, 2))
+    plugin = DeepSpeedPlugin(hf_ds_config=zero(stage, 2) | {"train_micro_batch_size_per_gpu": ROWS})
     accelerator = Accelerator(deepspeed_plugin=plugin)
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.98)
-    data: Any = torch.randn(64, 8, generator=torch.Generator().manual_seed(5))
+    data: Any = torch.randn(32 * ROWS, 8, generator=torch.Generator().manual_seed(5))
     model, optimizer, loader, schedule = accelerator.prepare(
-        model, optimizer, torch.utils.data.DataLoader(data, batch_size=4), schedule
+        model, optimizer, torch.utils.data.DataLoader(data, batch_size=ROWS), schedule
     )
-    seen: dict[str, Any] = {"unchanged": [], "losses": []}
-    guard = guarded.attach(model, run=out / run) if run else None
+    seen: dict[str, Any] = {"unchanged": [], "losses": [], "numbers": []}
+    guard = guarded.attach(model, run=out / run, resume=bool(resuming), **options) if run else None
+    if resuming:
+        accelerator.load_state(str(out / resuming))
+    to_damage = [damaged]
     with looked_at(model, seen, faults or {}):
-        while model.global_steps < STEPS:
+        while model.global_steps < steps:
             for batch in loader if guard is None else guard.batches(loader):
+                if [model.global_steps] == to_damage:
+                    to_damage.clear()
+                    for each in guard.weights() if guard is not None else ():
+                        each.data.mul_(30.0)
                 with accelerator.accumulate(model):
                     batch = batch.bfloat16()
                     loss = (model(batch).float() - batch.float()[:, :4]).square().mean()
@@ -83,7 +105,11 @@ def of_loop(out: Path, stage: int, *, run: str = "", faults: dict[int, float] | 
                     optimizer.step()
                     schedule.step()
                     optimizer.zero_grad()
-                if model.global_steps == STEPS:
+                if accelerator.sync_gradients:
+                    seen["numbers"].append(model.global_steps)
+                    if saving and model.global_steps == SAVED:
+                        accelerator.save_state(str(out / saving))
+                if model.global_steps == steps:
                     break
     if guard is not None:
         guard.close()
@@ -147,6 +173,14 @@ def main(out: Path) -> None:
         saw[name] = of_loop(out, stage)
         saw[f"{name} guarded"] = of_loop(out, stage, run=f"loop-{stage}-guarded")
         saw[f"{name} faulted"] = of_loop(out, stage, run=f"loop-{stage}-faulted", faults=FAULTS)
+        standard: Any = {
+            "playbook": sealegs.Playbook.standard(),
+            "checkpoint_every": Checkpointing(snapshot_every=20),
+        }
+        run, state = f"loop-{stage}-standard", f"loop-{stage}-state"
+        saw[f"{name} standard"] = of_loop(out, stage, run=run, saving=state, **standard)
+        saw[f"{name} resumed"] = of_loop(out, stage, run=run, resuming=state, **standard)
+        saw[f"{name} damaged"] = of_loop(out, stage, run=f"loop-{stage}-damaged", steps=110, damaged=70, **standard)
         name = f"trainer zero {stage}"
         saw[name] = of_trainer(out, stage)
         saving: Any = {"save_strategy": "steps", "save_steps": SAVED}

@@ -48,7 +48,14 @@ ENGINES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "zero 3 bf16, two micro-batches": (3, "bf16", {"gradient_accumulation_steps": 2}),
     "zero 3 bf16, weights and optimizer on the host": (3, "bf16", {"offload": ("offload_optimizer", "offload_param")}),
 }
-GOING_BACK = ("zero 0 fp32", "zero 0 bf16", "zero 2 bf16", "zero 2 fp16", "zero 3 bf16")
+GOING_BACK = (
+    "zero 0 fp32",
+    "zero 0 bf16",
+    "zero 2 bf16",
+    "zero 2 fp16",
+    "zero 3 bf16",
+    "zero 3 bf16, two micro-batches",
+)
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

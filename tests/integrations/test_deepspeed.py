@@ -25,7 +25,14 @@ ENGINES = (
     *("zero 2 bf16, two micro-batches", "zero 2 bf16, optimizer on the host", "zero 3 fp32", "zero 3 bf16"),
     *("zero 3 fp16", "zero 3 bf16, two micro-batches", "zero 3 bf16, weights and optimizer on the host"),
 )
-GOING_BACK = ("zero 0 fp32", "zero 0 bf16", "zero 2 bf16", "zero 2 fp16", "zero 3 bf16")
+GOING_BACK = (
+    "zero 0 fp32",
+    "zero 0 bf16",
+    "zero 2 bf16",
+    "zero 2 fp16",
+    "zero 3 bf16",
+    "zero 3 bf16, two micro-batches",
+)
 
 
 def of(names: tuple[str, ...]) -> list[Any]:

@@ -1,6 +1,7 @@
 """DeepSpeed where somebody else has the loop: Accelerate, and a Hugging Face Trainer, on two ranks."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,26 @@ def test_the_loop_has_two_micro_batches_a_step(launched: Path) -> None:
     for rank in saw(launched):
         assert len(rank["loop zero 2 guarded"]["losses"]) == 2 * STEPS
     assert len(sealegs.open_run(launched / "loop-2-guarded").steps) == STEPS
+
+
+@pytest.mark.integration("DeepSpeed under Accelerate")
+@pytest.mark.conforms("resume")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_loop_goes_on_from_a_state_of_accelerates(launched: Path, stage: int) -> None:
+    for rank in saw(launched):
+        whole, resumed = rank[f"loop zero {stage} standard"], rank[f"loop zero {stage} resumed"]
+        assert whole["end"] == rank[f"loop zero {stage}"]["end"] == resumed["end"]
+        assert resumed["losses"] == whole["losses"][-len(resumed["losses"]) :]
+        assert resumed["numbers"][0] == SAVED + 1
+    run = sealegs.open_run(launched / f"loop-{stage}-standard")
+    assert run.steps[run.logged("loss")].tolist() == list(range(STEPS))
+
+
+@pytest.mark.integration("DeepSpeed under Accelerate")
+@pytest.mark.conforms("rollback")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_loop_is_taken_back(launched: Path, stage: int) -> None:
+    one, other = (rank[f"loop zero {stage} damaged"] for rank in saw(launched))
+    assert one["numbers"] == other["numbers"]
+    assert any(after < before for before, after in pairwise(one["numbers"]))
+    assert one["numbers"][-1] == 110

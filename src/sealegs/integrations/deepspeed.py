@@ -12,6 +12,7 @@ guard.close()
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Unpack
@@ -129,6 +130,10 @@ class EngineGuard(Guard):
     def batches(self, loader: Iterable[T], *, skip: Sequence[tuple[int, int]] = ()) -> Iterator[T]:
         """The batches of a loader; see ``Guard.batches``."""
         skip_ranges(self.loop.data, skip)
+        if type(loader).__module__.startswith("accelerate."):  # prepared: it has marks and epochs of its own
+            from sealegs.integrations.accelerate_loader import handed_out
+
+            return handed_out(self, loader, by_ourselves=self.loop.goes_back)
         return self.loop.batches(loader)
 
     def step(self, loss: Tensor | None, **_: Any) -> NoReturn:
@@ -170,7 +175,10 @@ class EngineGuard(Guard):
             if kwargs.get("scale_wrt_gas", args[1] if len(args) > 1 else True):
                 share = share / self._engine.gradient_accumulation_steps()
             self._loss = share if self._loss is None else self._loss + share
-            return backward(loss, *args, **kwargs)
+            engine = self._engine
+            is_last = not engine.managed_gradient_accumulation() or engine.is_gradient_accumulation_boundary()
+            with nullcontext() if is_last else self.loop.accumulate():
+                return backward(loss, *args, **kwargs)
 
         return guarded
 
