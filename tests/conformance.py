@@ -71,7 +71,6 @@ INTEGRATIONS = (
     Integration("DeepSpeed, ZeRO 3", "deepspeed.md", "deepspeed", ">=0.19.8,<0.20", "deepspeed"),
     Integration(
         "DeepSpeed under Accelerate", "deepspeed.md", "deepspeed", ">=0.19.8,<0.20", "deepspeed",
-        {"resume": "the engine's own is run", "rollback": "the engine's own is run"},
     ),
     Integration(
         "DeepSpeed in the Trainer", "deepspeed.md", "deepspeed", ">=0.19.8,<0.20", "deepspeed_trainer",
