@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tokenizers
 
 from sealegs.cli.main import main
+from sealegs.scan import id_reader, text_reader
 
 pytest.importorskip("datatrove", reason="--on needs the extra `cluster`")
 ROOT = Path(__file__).parents[2]
@@ -227,6 +230,30 @@ def test_without_datatrove_it_says_what_to_install(scan: Callable[..., Said], mo
     code, _, err = scan("a.txt", "--on", "local", "--tasks", "1", "--work", "work")
     assert code == 2
     assert "--on local needs datatrove, which is not installed: pip install 'sealegs[cluster]'" in err
+
+
+def test_a_giant_file_a_tokenizer_and_token_ids_go_through_tasks(
+    scan: Callable[..., Said], corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = np.random.default_rng(0).integers(1, 900, 32 * 300).astype(np.uint16)
+    tokens[31::32] = 0
+    np.save("ids.npy", tokens)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "the": 1, "of": 2}, unk_token="?"))  # noqa: S106
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save("tokenizer.json")
+    giant = str(corpus / "planted" / "corpus.jsonl")
+    asked = {
+        "giant": (giant, str(corpus / "000.jsonl")),
+        "words": (giant, "--tokenizer", "tokenizer.json"),
+        "ids": ("ids.npy", "--end", "0", "--row", "32", "--batch", "4"),
+    }
+    wanted = {name: scan(*words, "--json")[1] for name, words in asked.items()}
+    monkeypatch.setattr(text_reader, "PART_BYTES", 5000)  # a document may be larger
+    monkeypatch.setattr(id_reader, "_PART_TOKENS", 1000)
+    for name, words in asked.items():
+        assert scan(*words, "--json", "--on", "local", "--tasks", "3", "--work", name)[1] == wanted[name]
+        assert len(json.loads(Path(name, "plan.json").read_text())["bundles"]) >= 8
+    assert "forecast" in wanted["ids"]
 
 
 # Near-duplicates.

@@ -234,7 +234,9 @@ class WorkFolder:
         table = table[np.lexsort((counts.documents, counts.digests))]
         arrays = io.BytesIO()
         places = counts.places
-        np.savez(arrays, tokens=counts.tokens, at=np.stack([places.tokens, places.documents, places.offsets]))
+        occurring = np.flatnonzero(counts.tokens)  # of a million characters, some hundred occur
+        at = np.stack([places.tokens, places.documents, places.offsets])
+        np.savez(arrays, ids=len(counts.tokens), occurring=occurring, times=counts.tokens[occurring], at=at)
         files = {"npz": arrays.getvalue(), "documents": table.tobytes()}
         for kind, data in files.items():
             self.store.write(f"{_COUNTS}/{bundle:05d}.{kind}", data)
@@ -258,7 +260,8 @@ class WorkFolder:
         for bundle, (stored, data) in enumerate(self._ahead(range(len(self.plan.bundles)), self._read)):
             self._ranges[bundle] = stored.ranges
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                tokens, at = arrays["tokens"], arrays["at"]
+                tokens, at = np.zeros(int(arrays["ids"]), np.int64), arrays["at"]
+                tokens[arrays["occurring"]] = arrays["times"]
             yield Counts(
                 tokens=tokens,
                 places=Places(*at),
