@@ -1,6 +1,9 @@
 """Words in, an exit code out."""
 
+import contextlib
 import os
+import pty
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -64,6 +67,30 @@ def test_help_imports_nothing_heavy() -> None:
         "sys.exit(bool({'torch', 'numpy', 'tyro', 'rich', 'msgspec'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def on_a_terminal(*words: str, **environment: str) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | environment
+    command = [sys.executable, "-m", "sealegs", *words]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment | {"TERM": "xterm-256color"})
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # Linux ends it so
+        while part := os.read(ours, 65536):
+            said += part
+    os.close(ours)
+    process.wait()
+    return said.decode()
+
+
+@pytest.mark.parametrize("words", [["health", "--help"], ["health", "--nonsense"]])
+def test_no_color_is_obeyed(words: list[str]) -> None:
+    coloured, plain = on_a_terminal(*words), on_a_terminal(*words, NO_COLOR="1")
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert "\x1b[" in on_a_terminal(*words, NO_COLOR=""), "an empty one says nothing"
 
 
 # Without the extras: a folder that holds links to what `pip install sealegs` brings, and to nothing else.

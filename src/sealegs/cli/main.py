@@ -178,6 +178,8 @@ def _run(words: Sequence[str]) -> int:
         tell(f"sealegs: no command is called {words[0]!r}; {hint}")
         return 2
     try:
+        if os.environ.get("NO_COLOR"):  # https://no-color.org; tyro reads a name of its own, when it is imported
+            os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
         most_bytes()  # refuses a size that is none, before anything is read
         code: int = importlib.import_module(f"sealegs.cli.{words[0]}").main(words[1:])
     except BrokenPipeError:
