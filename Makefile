@@ -32,7 +32,8 @@ LONG := .venv-long/bin
 TODAY := $(shell date -u +%F)
 CONFORMANCE = --conformance docs/benchmarks/$(TODAY)-conformance
 
-test-long: .venv/test.stamp .venv-long/test.stamp  ## the conformance suite over every integration, DeepSpeed and torchtitan too; writes its reports and the matrix (about 15 minutes)
+test-long: .venv/test.stamp .venv-long/test.stamp  ## by hand, before a release: what `make test` leaves out; then the conformance suite over every integration, DeepSpeed and torchtitan too, its reports and the matrix (about 20 minutes)
+	@$(MAKE) --no-print-directory tests TESTS=--long
 	DS_ACCELERATOR=cpu $(LONG)/python -m pytest -p tests.conformance $(CONFORMANCE)-apart.json tests/integrations/test_deepspeed*.py tests/integrations/test_torchtitan.py
 	$(BIN)/python -m pytest -p tests.conformance $(CONFORMANCE).json -m conforms tests/test_guard.py tests/ranks tests/integrations
 	$(BIN)/python -m tests.conformance
@@ -50,9 +51,6 @@ test-long: .venv/test.stamp .venv-long/test.stamp  ## the conformance suite over
 style: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-
-test-long:  ## what `make test` leaves out because something shorter shows the same: by hand, before a release
-	@$(MAKE) --no-print-directory tests TESTS=--long
 
 # One thread of a minute, so that they run beside the tests.
 types: .venv/test.stamp
