@@ -111,10 +111,12 @@ def test_a_price_makes_money_of_it_and_a_resume_keeps_it(tmp_path: Path) -> None
                 guard.step(loss)
                 if guard.number == 10 and not resume:
                     break
+            guard.watch.note("end", step=guard.number, reason="finished")  # as the loop of a framework does
         assert manifest.load(tmp_path / "a").price_per_hour == 3600.0
         tax = tax_of(sealegs.open_run(tmp_path / "a").events)
         assert tax is not None
         assert tax.money == pytest.approx(tax.total_s)
+        assert tax.parts["downtime"] == 0, "it had finished before it was given more steps"
 
 
 def test_a_resume_goes_on_counting_and_adds_what_it_was_down(paid: tuple[Path, StabilityTax, StabilityTax]) -> None:

@@ -762,8 +762,9 @@ class LoopPort(Observer):
             self._recomputation.load_state_dict(state.get("recomputation", {}), self.number)
         if state.get("ending") is not None:  # older states have none
             self._run_end.load_state_dict(state["ending"])
-        left_off_at = None if self.watch.record is None else self.watch.record.left_off_at
-        self._spent.load_state_dict(state.get("spent", {}), left_off_at)
+        record = self.watch.record
+        left_off_at, had_finished = (None, False) if record is None else (record.left_off_at, record.had_finished)
+        self._spent.load_state_dict(state.get("spent", {}), left_off_at, was_down=not had_finished)
         if self.recovery is not None:
             self.recovery.load_state_dict(state.get("recovery"), self.number)
 

@@ -50,6 +50,8 @@ class RunWriter:
         self.manifest = manifest
         self.left_off_at: float | None = None
         """When the process before this one wrote its last line, in seconds since 1970."""
+        self.had_finished = False
+        """Whether that line says that the run was over, as planned."""
         self._clock = _Clock()
         self.lost = ""
         """What became of the folder, where its name does not lead to it any more; as of the last look."""
@@ -81,12 +83,15 @@ class RunWriter:
     @classmethod
     def reopen(cls, folder: Path) -> "RunWriter":
         """Go on with a run that stopped or was killed."""
-        times = (_last_time(folder / name) for name in (METRICS, EVENTS))
-        left_off_at = max((at for at in times if at is not None), default=None)
+        rows, events = (_last_lines(folder / name) for name in (METRICS, EVENTS))
+        left_off_at = max((float(lines[0]["time"]) for lines in (rows, events) if lines), default=None)
         manifest = manifests.load(folder)
         writer = cls(folder, manifest)
         if left_off_at is not None and not _is_after(manifest.created, left_off_at):
             writer.left_off_at = left_off_at
+            told = next((line for line in events if line.get("kind") in ("end", "resume")), {})
+            is_last = not rows or (bool(told) and told["time"] >= rows[0]["time"])
+            writer.had_finished = is_last and (told.get("kind"), told.get("reason")) == ("end", "finished")
         _clear_away(folder)
         return writer
 
@@ -227,21 +232,25 @@ def _is_after(created: str, seconds: float) -> bool:
         return False
 
 
-def _last_time(path: Path) -> float | None:
-    """When the last line of a file was written; None where none can be read."""
+def _last_lines(path: Path) -> list[dict[str, Any]]:
+    """The last lines of a file that say when they were written, the newest first."""
     try:
         with open_file(path, path.parent) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
             lines = file.read(_TAIL_BYTES).splitlines()
     except (OSError, SourceError):
-        return None
+        return []
+    found = []
     for line in reversed(lines):
         try:
-            at = parse_json(line)["time"]
-        except (ValueError, TypeError, KeyError):  # torn by a kill
+            values = parse_json(line)
+            at = values["time"]
+        except (ValueError, TypeError, KeyError):  # torn by a kill, or by the beginning of the tail
             continue
-        return at if fits(at, float) and 0 <= at < LATEST else None
-    return None
+        if not fits(at, float) or not 0 <= at < LATEST:
+            break
+        found.append(values)
+    return found
 
 
 class _Clock:

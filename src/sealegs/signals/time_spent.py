@@ -183,10 +183,10 @@ class TimeSpent:
         """What was paid until now, and when that was, as JSON values."""
         return {"tax": self.tax().to_plain(), "time": time.time()}
 
-    def load_state_dict(self, state: Mapping[str, Any], left_off_at: float | None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], left_off_at: float | None, *, was_down: bool) -> None:
         """Go on from what another process had paid when it was saved; its last sign of life was at ``left_off_at``.
 
-        What it did after that is done again, and until now the run was down.
+        What it did after that is done again, and until now the run ``was_down``, unless it had finished.
         """
         if self._steps:  # it is this process that goes back to an earlier state of its own
             return
@@ -196,7 +196,8 @@ class TimeSpent:
             return
         parts, whole = dict(before.parts), before.whole_s
         if left_off_at is not None:
-            for name, seconds in (("repeated", left_off_at - saved_at), ("downtime", time.time() - left_off_at)):
+            down = time.time() - left_off_at if was_down else 0.0
+            for name, seconds in (("repeated", left_off_at - saved_at), ("downtime", down)):
                 parts[name] = parts.get(name, 0.0) + max(seconds, 0.0)
                 whole += max(seconds, 0.0)
         self._before = StabilityTax(whole_s=whole, steps=before.steps, parts=parts)
