@@ -226,12 +226,12 @@ def test_a_high_value_some_way_before_is_no_part_of_the_stretch() -> None:
         (Spike(), GROWN, (9e-4, 2e-4, 2e-4), True),
         (Spike(), GROWN, (5e-3, 2e-4, 5e-4), False),
         (Spike(), GROWN, (2e-4, 5e-4, 5e-4), False),
-        (Spike(), GROWN - 100, (9e-4, 2e-4, 2e-4), True),
+        (Spike(), GROWN - 100, (9e-4, 2e-4, 2e-4), False),
         (Spike(must_fall=False), GROWN, (9e-4, 2e-4, 2e-4), False),
     ],
     ids=["grown", "first too small", "second too small", "young", "may rise"],
 )
-def test_a_surprise_right_after_another_is_an_alarm(
+def test_a_surprise_right_after_another_is_an_alarm_in_a_grown_run(
     detector: Spike, steps: int, chances: tuple[float, float, float], is_alarm: bool
 ) -> None:
     random = np.random.default_rng(1)
@@ -251,21 +251,6 @@ def test_a_surprise_right_after_another_is_an_alarm(
         assert (second.severity, second.spoils_update, second.p) == (Severity.ALARM, False, None)
         assert second.note == "loss spike, the second in a row"
         assert second.value > second.limit
-
-
-def test_a_loss_that_doubles_for_five_steps_is_an_alarm_in_a_young_run() -> None:
-    """Of 12 such runs one or two were: the first value teaches the tail that such things happen."""
-    seen = []
-    for at in (200, 500, 800):
-        for seed in range(4):
-            noise = np.random.default_rng(seed).standard_normal(at + 5)
-            losses = (2 + 4 * np.exp(-np.arange(at + 5) / 60)) * np.exp(0.05 * noise)
-            losses[at:] *= 2
-            found, _ = run(losses, Spike(signal="loss", gate=0.5e-4, alarm=0.5e-5))
-            alarms = [one.step for one in found if one is not None and one.severity == Severity.ALARM]
-            assert not alarms or alarms[0] >= at
-            seen += [at for _ in alarms[:1]]
-    assert len(seen) >= 10
 
 
 NORM = Spike(signal="grad_norm", smallest=1.5, must_fall=False, gross=10.0, growth=2.0)

@@ -94,21 +94,21 @@ def test_another_process_goes_on_and_counts_what_was_lost_and_how_long_it_was_do
     left_off_at = time.time()
     clock.now += 60.0  # and nobody is there
     again = TimeSpent()
-    again.load_state_dict(state, left_off_at)
+    again.load_state_dict(state, left_off_at, was_down=True)
     again.begin_step()
     clock.now += 2.0
     tax = again.tax()
     assert (tax.whole_s, tax.steps) == (70.0, 2)
     assert {name: s for name, s in tax.parts.items() if s} == {"signals": 1.0, "repeated": 7.0, "downtime": 60.0}
     before = again.tax()
-    again.load_state_dict(state, left_off_at)  # of this process: it counts on
+    again.load_state_dict(state, left_off_at, was_down=True)  # of this process: it counts on
     assert again.tax() == before
 
 
 @pytest.mark.parametrize("state", [{}, {"tax": None, "time": 1.0}, {"tax": {"whole_s": 1.0}, "time": "x"}])
 def test_a_state_of_an_older_version_starts_from_nothing(state: dict[str, Any]) -> None:
     spent = TimeSpent()
-    spent.load_state_dict(state, 5.0)
+    spent.load_state_dict(state, 5.0, was_down=True)
     assert spent.tax().steps == 0
 
 
@@ -212,7 +212,7 @@ def test_a_rare_part_inside_a_step_that_is_not_timed_is_charged_alone(monkeypatc
 def test_what_earlier_processes_paid_is_only_added() -> None:
     paid = StabilityTax(whole_s=10.0, steps=3, parts={"downtime": 4.0})
     spent = TimeSpent()
-    spent.load_state_dict({"tax": paid.to_plain(), "time": time.time()}, None)
+    spent.load_state_dict({"tax": paid.to_plain(), "time": time.time()}, None, was_down=True)
     tax = spent.tax(price_per_hour=3600.0)
     assert tax.parts["downtime"] == 4.0
     assert tax.whole_s >= 10.0

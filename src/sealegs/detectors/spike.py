@@ -40,10 +40,9 @@ STRICTER = 10.0
 """An uncalibrated statistic needs a p this many times smaller for one signal alone, or two surprises in a row; so does
 an alarm of a signal of both signs, whose tails are heavier: 2.5 values of t3 noise in 100k are then one, not 6.5."""
 AGAIN = 3e-4
-"""A p below this right after a suspicious value is an alarm, too. Where neighbours are independent that comes once in
-three million steps; where they correlate by a half, less than once in 100k (0.65, of 768k steps of AR(0.5) noise of
-4 %). An uncalibrated statistic needs it most: the first value of a burst teaches its tail, and makes the next ones
-likelier than its gate, so that a loss that doubled for five steps was no alarm in 79 of 90 young runs."""
+"""A p below this right after a suspicious value is an alarm, too, once calibrated. Where neighbours are independent
+that comes once in three million steps; where they correlate by a half, less than once in 100k (0.65, of 768k steps of
+AR(0.5) noise of 4 %)."""
 WIDENED_STEPS = 500
 """Steps after an announced change in which the statistic learns and does not judge."""
 CLIPPED = 10.0
@@ -101,9 +100,7 @@ class Spike:
 
         learning, widened   learns and judges nothing
         uncalibrated        judges; one signal alone needs a p ten times smaller, or two surprises in a row
-        calibrated          judges
-
-    In both, right after a suspicious value, p < 3e-4 is an alarm of a signal that must fall.
+        calibrated          judges; right after a suspicious value, p < 3e-4 is an alarm too
 
     A judged value with p < 1e-3 is suspicious and begins a burst. The burst ends at the first p from 0.02 on, or with
     its 100th value, which is taken as the new level. A gross limit, where a signal has one, holds in every state from
@@ -292,6 +289,7 @@ class Spike:
         return (
             self._must_fall(state)
             and state.stream.burst == 1
+            and state.seen >= GROWN
             and not is_coarse(state)
             and self.alarm <= p * state.audit.correction < AGAIN
         )
