@@ -28,6 +28,8 @@ from sealegs.cli.main import main
 sealegs.scan.tasks._LOOK_S = 0.2
 if __name__ == "__main__": raise SystemExit(main(sys.argv[1:]))
 """
+PATIENCE_S = 240.0
+"""For a process that ends by itself, on a machine that does other things too."""
 Said = tuple[int, str, str]
 
 
@@ -108,10 +110,10 @@ def test_a_scan_that_is_killed_goes_on(scan: Callable[..., Said], corpus: Path, 
             time.sleep(0.005)
         if kill_all:
             os.killpg(run.pid, signal.SIGKILL)
-            run.communicate(timeout=60)
+            run.communicate(timeout=PATIENCE_S)
         else:
             os.kill(worker_of(run.pid), signal.SIGKILL)
-            _, err = run.communicate(timeout=60)
+            _, err = run.communicate(timeout=PATIENCE_S)
             assert run.returncode == 2, err
             assert "a process of the scan was killed" in err
             assert "Traceback" not in err
@@ -130,6 +132,22 @@ def worker_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     spawned = [each for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
     return int(spawned[-1])
+
+
+def test_a_tokenizer_is_that_of_the_folder(
+    scan: Callable[..., Said], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another folder has another file of the same name."""
+    counted = []
+    for name, words in (("one", {"?": 0, "the": 1}), ("two", {"?": 0, "the": 1, "of": 2, "and": 3})):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))  # noqa: S106
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        made.save("tokenizer.json")
+        _, out, _ = scan(str(corpus / "planted" / "corpus.jsonl"), "--tokenizer", "tokenizer.json", "--json")
+        counted.append(json.loads(out)["distinct"])
+    assert counted[0] < counted[1]
 
 
 def test_counts_that_a_power_cut_has_torn_are_counted_again(scan: Callable[..., Said], corpus: Path) -> None:

@@ -1,6 +1,7 @@
 """Makes a function that encodes documents as token ids, from a tokenizer.json."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,14 @@ from sealegs.scan.files import opened
 from sealegs.scan.text import Encode
 
 
-@cache
 def tokenizer_of(path: str) -> Any:
     """Any tokenizer of the ``tokenizers`` library, read once per process."""
+    return _read(path, Path.cwd())
+
+
+@cache
+def _read(path: str, _: Path) -> Any:
+    """In another folder the same relative path is another file."""
     try:
         import tokenizers
     except ImportError as error:
