@@ -4,8 +4,9 @@ A task is one step over ``bundles[rank::world]``. What is counted lies in the wo
 killed loses one bundle, and the number of tasks may be another one when the scan goes on.
 """
 
-import _thread
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,9 @@ from sealegs.scan.work_folder import Progress, WorkFolder
 
 Place: TypeAlias = Literal["local", "slurm", "ray"]
 _LOOK_S = 2.0
+_TO_STOP_S = 10.0
+"""After which the pool does not end by itself. What has been counted lies whole in the work folder."""
+_KILLED = "a process of the scan was killed, most often for want of memory: give fewer --jobs; the same command goes on"
 _PAUSE = 20
 """Times that a look takes, from one to the next: thousands of files in a store take long."""
 COUNT = "count"
@@ -218,6 +222,7 @@ def _watched(work: WorkFolder, stage: Stage, tell: Callable[[Progress], None]) -
 
     over = threading.Event()
     killed: list[bool] = []
+    main = threading.main_thread()
 
     def look() -> None:
         known: set[int] = set()
@@ -233,19 +238,23 @@ def _watched(work: WorkFolder, stage: Stage, tell: Callable[[Progress], None]) -
             known |= here
             if missing > 1 and not is_done(work, stage) and not over.is_set():
                 killed.append(True)
-                _thread.interrupt_main()
+                for each in multiprocess.active_children():
+                    each.kill()
+                if main.ident is not None:  # a real signal: what is only noted does not end a wait for a lock
+                    signal.pthread_kill(main.ident, signal.SIGINT)
+                if not over.wait(_TO_STOP_S):  # one that was killed may have held the lock of the pool
+                    sys.stderr.write(f"sealegs: {_KILLED}\n")
+                    sys.stderr.flush()
+                    os._exit(2)
                 return
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
     try:
         yield
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt):
         if killed:
-            raise SealegsError(
-                "a process of the scan was killed, most often for want of memory: give fewer --jobs; "
-                "the same command goes on"
-            ) from None
+            raise SealegsError(_KILLED) from None
         raise
     finally:
         over.set()
