@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Adafactor, AdamW, Muon, Optimizer
 
 import sealegs
-from sealegs.step.undo import Undo, put_back_in_torch, quickest
+from sealegs.step.undo import Undo, prepare_in_torch, quickest
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,12 +35,12 @@ def test_the_kernel_puts_back_every_byte_or_none() -> None:
     torch.manual_seed(0)
     kept = [odd(3), odd(70_001, dtype=torch.bfloat16), odd(257, 129).t(), odd(1), odd(5, dtype=torch.float64)]
     kept += [torch.randint(-100, 100, (33_333,), device="cuda", dtype=torch.int8), odd(2000)[::2], odd(0)]
-    put_back = quickest(torch.device("cuda"))
-    assert put_back is not put_back_in_torch, "it is the kernel that is tested"
-    for way in (put_back, put_back_in_torch):
+    prepare = quickest(torch.device("cuda"))
+    assert prepare is not prepare_in_torch, "it is the kernel that is tested"
+    for way in (prepare, prepare_in_torch):
         for flag in (0.0, 1.0, 0.0, 1.0):
             now = [torch.full_like(each, 7) for each in kept]
-            way(torch.tensor(flag, device="cuda"), list(zip(now, kept, strict=True)))
+            way(list(zip(now, kept, strict=True)))(torch.tensor(flag, device="cuda"))
             for after, before in zip(now, kept, strict=True):
                 assert torch.equal(after, before if flag else torch.full_like(before, 7))
 

@@ -253,3 +253,72 @@ def test_hooks_are_called_and_the_gradients_are_let_go() -> None:
     update.apply_unless(FINE)
     assert called == ["before", "after"]
     assert all(p.grad is None for p in model.parameters())
+
+
+def moved(model: nn.Module, optimizer: Own) -> None:
+    for p in model.parameters():
+        p.data = p.data.clone()
+
+
+def turned(model: nn.Module, optimizer: Own) -> None:
+    second = [*model.parameters()][1]
+    second.data = second.data.t().contiguous().t()  # the same numbers in another order
+
+
+def loaded(model: nn.Module, optimizer: Own) -> None:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def given_another_group(model: nn.Module, optimizer: Own) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 0.5})
+    optimizer.param_groups[-1]["params"][0].grad = torch.ones(3)
+
+
+def thawed(model: nn.Module, optimizer: Own) -> None:
+    optimizer.param_groups[-1]["params"][0].grad = torch.ones(5)
+
+
+def given_a_memory(model: nn.Module, optimizer: Own) -> None:
+    optimizer.state[next(model.parameters())]["note"] = torch.ones(2)
+
+
+def given_a_rate(model: nn.Module, optimizer: Own) -> None:
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+PLANS: list[tuple[Callable[[nn.Module, Own], None], list[int]]] = [
+    (moved, [0, 1, 4, 7]),
+    (turned, [0, 1, 4]),  # it is turned already
+    (loaded, [0, 1, 4, 7]),
+    (given_another_group, [0, 1, 4, 5, 6, 7, 8, 9]),  # memory that is made and removed, made, and there
+    (thawed, [0, 1, 4, 5, 6]),
+    (given_a_memory, [0, 1, 4, 7]),
+    (given_a_rate, [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("move", "plans"), PLANS)
+def test_what_somebody_moves_between_two_steps_is_taken_back_as_well(
+    move: Callable[[nn.Module, Own], None], plans: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step makes memory, the second plans for those after it; then only what has moved is planned anew."""
+    model, optimizer = made("lion")
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(5), requires_grad=False)]})
+    undo = Undo(optimizer)
+    step, planned, plan = 0, list[int](), undo._planned
+
+    def noted() -> Any:
+        planned.append(step)
+        return plan()
+
+    monkeypatch.setattr(undo, "_planned", noted)
+    for step in range(10):
+        if step in (4, 7):
+            move(model, optimizer)
+        backward(model, step)
+        before = [everything(model, optimizer), [group["params"][-1].tolist() for group in optimizer.param_groups]]
+        undo.step(NAN if step in (4, 6, 7) else FINE)
+        after = [everything(model, optimizer), [group["params"][-1].tolist() for group in optimizer.param_groups]]
+        assert (before == after) is (step in (4, 6, 7))
+    assert planned == plans
+    assert undo.is_possible()

@@ -49,7 +49,7 @@ class Gradients:
         ranks unless ``are_replicated``, since each would scale by a norm of its own.
         """
         gradients = [owner.grad for owner in self.owners if owner.grad is not None]
-        if all(map(_is_plain, gradients)):
+        if _are_plain(gradients):
             own = total_of_torch(gradients, self.norms)
             norm = own if are_replicated is None else torch.where(are_replicated, own, total.to(own))
             nn.utils.clip_grads_with_norm_(self.owners, largest, norm)
@@ -91,7 +91,9 @@ class GradientReader:
             self._owners, self._names_of_owners = ids, tuple(names)
         found = list(owners.values())
         ordered = [found[place] for place in self._order]
-        tensors = list(map(_elements, ordered))
+        tensors = [parameter.grad for parameter in ordered if parameter.grad is not None]
+        if not _are_plain(tensors) or any(dtype.is_complex for dtype in {tensor.dtype for tensor in tensors}):
+            tensors = list(map(_elements, ordered))
         return Gradients(self._names_of_owners, ordered, tensors, self._norms_of(tensors), met == len(ids))
 
     def holds(self, gradients: Gradients) -> bool:
@@ -123,8 +125,6 @@ def _elements(parameter: Tensor) -> Tensor:
     """The elements of a gradient that this rank holds; of a sparse one, those that are present."""
     gradient = parameter.grad
     assert gradient is not None
-    if _is_plain(gradient) and not gradient.is_complex():  # nearly all
-        return gradient
     if any(placement.is_partial() for placement in getattr(gradient, "placements", ())):
         # sums that are still to be added up over ranks, as of the norms under sequence parallel: they have no norm yet
         whole: Any = gradient
@@ -136,5 +136,6 @@ def _elements(parameter: Tensor) -> Tensor:
     return torch.view_as_real(held) if held.is_complex() else held
 
 
-def _is_plain(gradient: Tensor) -> bool:
-    return type(gradient) is Tensor and gradient.layout is torch.strided
+def _are_plain(gradients: list[Tensor]) -> bool:
+    """Whether none is sharded or sparse, as in nearly all loops; it is asked at every step."""
+    return set(map(type, gradients)) <= {Tensor} and {gradient.layout for gradient in gradients} <= {torch.strided}

@@ -139,15 +139,25 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
     Host memory that CUDA copies from or to must be pinned, since nobody waits for the copy.
     """
-    alike: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
+    for targets, sources in alike(pairs):
+        copy_alike(targets, sources)
+
+
+def alike(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Pairs that can be copied in one pass, together: the first of each, and the second."""
+    groups: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in pairs:
         if target.numel():
             kind = target.device, source.device, target.dtype, target.stride() == source.stride()
-            targets, sources = alike.setdefault(kind, ([], []))
+            targets, sources = groups.setdefault(kind, ([], []))
             targets.append(target)
             sources.append(source)
-    for targets, sources in alike.values():
-        torch._foreach_copy_(targets, sources, non_blocking=targets[0].is_cuda or sources[0].is_cuda)
+    return list(groups.values())
+
+
+def copy_alike(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """One pass of ``copy_all``."""
+    torch._foreach_copy_(targets, sources, non_blocking=targets[0].is_cuda or sources[0].is_cuda)
 
 
 def free_bytes(device: torch.device) -> int:

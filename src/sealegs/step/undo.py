@@ -11,8 +11,11 @@ host decides, since no device can hold such a number back. And memory on another
 looked into, is refused before the step.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from operator import is_
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from sealegs.signals.collect import waited_for
-from sealegs.state.memory import Buffer, copy_all, free_bytes, in_words, sizes_of
+from sealegs.state.memory import Buffer, alike, copy_alike, copy_all, free_bytes, in_words, sizes_of
 
 MOST_OF_WHAT_IS_FREE = 0.5
 """Share of the device's free memory that the copies may take."""
@@ -31,6 +34,7 @@ TORCH_OWN = frozenset(("defaults", "found_inf", "grad_scale", "_opt_called", "_s
 """Attributes of an optimizer that torch counts and calls by."""
 OPAQUE = (str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, type)
 """What holds no number that a step could change, or, as a generator, none that a skip promises to keep."""
+NUMBERS = (float, int, bool)
 Container: TypeAlias = dict[Any, Any] | list[Any]
 Place: TypeAlias = tuple[int, Any]
 """Where something is remembered: the container's identity, and the key in it."""
@@ -48,6 +52,58 @@ class _Memory:
     """What cannot be looked into, where there is something."""
 
 
+class _Plan:
+    """What to copy aside and where to, for one step and for those after it, as long as nothing has moved.
+
+    An optimizer with many matrices keeps the host as busy as the device, so the host's own work makes the step longer.
+    To see that nothing has moved takes a fifth of the time of looking at everything.
+    """
+
+    def __init__(self, memory: _Memory, copied: list[Tensor], left_out: list[Tensor], parts: list[Tensor]) -> None:
+        self.memory = memory
+        self.copied = copied
+        self.parts = parts
+        held = list(map(_held, copied))
+        self.passes = alike(zip(parts, held, strict=True))
+        self.pairs = list(zip(held, parts, strict=True))
+        self.put_back: Callable[[Tensor], None] | None = None
+        self._held = held
+        self._left_out = left_out
+        containers = [container for container, _ in memory.containers]
+        self._dicts = [each for each in containers if isinstance(each, dict)]
+        self._lists = [each for each in containers if isinstance(each, list)]
+        self._keys, self._values = self._kept()
+        self._layout = _layout(held)
+        self._can_hold = all(map(is_, held, copied))  # what a rank holds of a sharded tensor is asked for at every step
+
+    def holds(self, *, is_before: bool) -> bool:
+        """Whether everything lies where it lay. Before a step a number may differ, as a schedule's rate does."""
+        if not self._can_hold or any(weight.requires_grad or weight.grad is not None for weight in self._left_out):
+            return False
+        keys, values = self._kept()
+        if (len(keys), len(values)) != (len(self._keys), len(self._values)) or not all(map(is_, keys, self._keys)):
+            return False
+        if not all(map(is_, values, self._values)):
+            new = [(now, was) for now, was in zip(values, self._values, strict=True) if now is not was]
+            if not (is_before and all(type(now) is type(was) and type(now) in NUMBERS for now, was in new)):
+                return False
+            self._values = values
+            self._renumber()
+        return _layout(self._held) == self._layout
+
+    def _kept(self) -> tuple[list[Any], list[Any]]:
+        """The keys of what is remembered by name, and everything that is remembered."""
+        keys = list(chain.from_iterable(self._dicts))
+        return keys, [*chain.from_iterable(map(dict.values, self._dicts)), *chain.from_iterable(self._lists)]
+
+    def _renumber(self) -> None:
+        """Keep the numbers as they are now."""
+        found = {id(container): (container, kept) for container, kept in self.memory.containers}
+        for where, key in self.memory.numbers:
+            container, kept = found[where]
+            kept[key] = self.memory.numbers[where, key] = container[key]
+
+
 class Undo:
     """Makes the steps of one optimizer so that they can be taken back."""
 
@@ -60,7 +116,8 @@ class Undo:
         self._waits = 0.0
         self._shapes: list[Any] = []
         self._buffer: Buffer | None = None
-        self._put_back: PutBack | None = None
+        self._prepare: Prepare | None = None
+        self._plan: _Plan | None = None
 
     @property
     def copied_bytes(self) -> int:
@@ -79,30 +136,40 @@ class Undo:
     @torch.no_grad()
     def step(self, flag: Tensor) -> None:
         """Make the step, and take it back if the flag is 1 when the device comes to it."""
-        before = _memory(self.optimizer)
-        copied = self._changeable(before)
-        parts = self._copy_aside(copied)
+        plan = self._plan
+        if plan is None or not plan.holds(is_before=True):
+            plan = self._plan = None  # with its copies, before others take as much
+            plan = self._plan = self._planned()
+        for targets, sources in plan.passes:
+            copy_alike(targets, sources)
         self.optimizer.step()
-        after = _memory(self.optimizer)
-        pairs = list(zip(map(_held, copied), parts, strict=True))
+        if plan.holds(is_before=False):
+            self._waits = max(0.0, self._waits - FORGOTTEN)
+            if plan.put_back is None:
+                plan.put_back = self._prepared(flag, plan.pairs)
+            plan.put_back(flag)
+            return
+        self._plan = None
+        before, after = plan.memory, _memory(self.optimizer)
+        pairs = list(zip(map(_held, plan.copied), plan.parts, strict=True))
         replaced = [
             (tensor, was)
             for place, tensor in after.tensors.items()
             if (was := before.tensors.get(place)) is not None and was is not tensor
         ]
         if replaced:
-            part_of = {id(tensor): part for tensor, part in zip(copied, parts, strict=True)}
+            part_of = {id(tensor): part for tensor, part in zip(plan.copied, plan.parts, strict=True)}
             pairs += [(_held(tensor), part_of[id(was)]) for tensor, was in replaced]
         is_same = before.numbers == after.numbers and before.tensors.keys() == after.tensors.keys()
         if is_same and all(_is_like(target, part) for target, part in pairs):
             self._waits = max(0.0, self._waits - FORGOTTEN)
-            self._restore(flag, pairs)
+            self._prepared(flag, pairs)(flag)
             return
         self._look_again(before, after)
         if waited_for(flag)[0] > 0:
             for container, kept in before.containers:
                 _refill(container, kept)
-            copy_all(pairs[: len(copied)])
+            copy_all(pairs[: len(plan.copied)])
 
     def _look_again(self, before: _Memory, after: _Memory) -> None:
         """The step has made memory or changed numbers: whether the next can be taken back on the device."""
@@ -115,6 +182,14 @@ class Undo:
         else:
             self.why_not = self._refused(after)
             self._looked_at = (id(self.optimizer.state), len(self.optimizer.state))
+
+    def _planned(self) -> _Plan:
+        memory = _memory(self.optimizer)
+        copied = self._changeable(memory)
+        chosen = {id(tensor) for tensor in copied}
+        left_out = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        left_out = [weight for weight in left_out if id(weight) not in chosen]
+        return _Plan(memory, copied, left_out, self._parts_for(copied))
 
     def _changeable(self, memory: _Memory) -> list[Tensor]:
         """What the step may write to, each once: a tensor that is remembered twice is one."""
@@ -137,41 +212,44 @@ class Undo:
             return f"a copy of what it changes takes {in_words(wanted)}, and {in_words(free)} are free"
         return ""
 
-    def _copy_aside(self, copied: list[Tensor]) -> list[Tensor]:
+    def _parts_for(self, copied: list[Tensor]) -> list[Tensor]:
         tensors = [_held(tensor) for tensor in copied]
         shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
         if self._buffer is None or shapes != self._shapes:
             self._buffer = None  # before another one takes as much
             self._buffer = Buffer(_numbered(tensors), "device")
             self._shapes = shapes
-        parts = list(self._buffer.parts.values())
-        copy_all(zip(parts, tensors, strict=True))
-        return parts
+        return list(self._buffer.parts.values())
 
-    def _restore(self, flag: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        if self._put_back is None:
-            self._put_back = quickest(flag.device)
-        self._put_back(flag, pairs)
+    def _prepared(self, flag: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor], None]:
+        if self._prepare is None:
+            self._prepare = quickest(flag.device)
+        return self._prepare(pairs)
 
 
-PutBack: TypeAlias = Callable[[Tensor, list[tuple[Tensor, Tensor]]], None]
-"""Copies the second of each pair into the first if the flag is 1 when the device comes to it."""
+Prepare: TypeAlias = Callable[[list[tuple[Tensor, Tensor]]], Callable[[Tensor], None]]
+"""Gives what copies the second of each pair into the first if a flag is 1 when the device comes to it, any number of
+times as long as no tensor moves."""
 
 
-def quickest(device: torch.device) -> PutBack:
+def quickest(device: torch.device) -> Prepare:
     """One kernel where there are a CUDA device and Triton, else a few operations a tensor."""
     if device.type == "cuda":
         try:
             from sealegs.step.undo_triton import Copies
 
-            return Copies(device).put_back
+            return Copies(device).prepare
         except Exception:  # slower, and the same: the way is chosen by what it costs
-            return put_back_in_torch
-    return put_back_in_torch
+            return prepare_in_torch
+    return prepare_in_torch
 
 
-def put_back_in_torch(flag: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Read and write every tensor, whatever the flag says."""
+def prepare_in_torch(pairs: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor], None]:
+    """What reads and writes every tensor, whatever the flag says."""
+    return partial(_put_back_in_torch, pairs)
+
+
+def _put_back_in_torch(pairs: list[tuple[Tensor, Tensor]], flag: Tensor) -> None:
     is_closed = flag > 0
     for target, part in pairs:
         if target.dtype.itemsize == 1:  # not every operation knows every type of eight bits
@@ -195,8 +273,7 @@ def _look_into(container: Any, found: _Memory, seen: set[int], *, are_attributes
     seen.add(where)
     found.containers.append((container, container.copy()))
     tensors, numbers = found.tensors, found.numbers
-    items = container.items() if isinstance(container, dict) else enumerate(container)
-    for key, value in items:
+    for key, value in _items(container):
         kind = type(value)
         if are_attributes and _is_of_torch(key):
             continue
@@ -229,6 +306,16 @@ def _look_into(container: Any, found: _Memory, seen: set[int], *, are_attributes
             or type(value).__module__.startswith(("torch.distributed", "torch._C._distributed"))
         ):
             found.strange = found.strange or f"a {type(value).__name__}"
+
+
+def _items(container: Container) -> Iterable[tuple[Any, Any]]:
+    return container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _layout(tensors: list[Tensor]) -> tuple[list[Any], ...]:
+    """Where tensors lie, and how."""
+    kinds = [tensor.dtype for tensor in tensors]
+    return kinds, *(list(map(asked, tensors)) for asked in (Tensor.data_ptr, Tensor.size, Tensor.stride))
 
 
 def _is_of_torch(key: Any) -> bool:

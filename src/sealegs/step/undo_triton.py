@@ -4,6 +4,8 @@ It is imported only where there are a CUDA device and Triton. A few programs for
 They read the flag first, so an open gate costs a launch and no more. Bytes are copied, whatever they mean.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +18,7 @@ PROGRAMS = 8
 
 
 class Copies:
-    """Knows where tensors lie, so that nothing has to be sent to the device while they stay there."""
+    """Knows where tensors lay, so that nothing is sent to the device again while they stay there."""
 
     def __init__(self, device: torch.device) -> None:
         self._programs = PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
@@ -26,23 +28,29 @@ class Copies:
         self._sent: list[Tensor] = []
         """Pinned memory that may still be read."""
 
-    def put_back(self, flag: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Copy the second of each pair into the first if the flag is 1."""
-        lines: list[tuple[int, int, int]] = []
+    def prepare(self, pairs: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor], None]:
+        """What copies the second of each pair into the first if the flag is 1."""
+        with_gaps = [pair for pair in pairs if pair[0].stride() != pair[1].stride()]
+        lines = [
+            (target.data_ptr(), part.data_ptr(), target.nbytes)
+            for target, part in pairs
+            if target.stride() == part.stride()
+        ]
         """Of each pair: where to, where from, how many bytes."""
-        for target, part in pairs:
-            if target.stride() == part.stride():
-                lines.append((target.data_ptr(), part.data_ptr(), target.nbytes))
-            else:  # it has gaps
-                target.copy_(torch.where(flag > 0, part, target))
-        if not lines:
-            return
-        if self._table is None or lines != self._known:
+        if lines and (self._table is None or lines != self._known):
             pinned = torch.tensor(lines, dtype=torch.int64).pin_memory()
             self._sent = [*self._sent[-1:], pinned]
             self._table = pinned.to(self._device, non_blocking=True)
             self._known = lines
-        _put_back[(self._programs,)](flag, self._table, len(lines), BLOCK=BLOCK)
+        table = self._table
+
+        def put_back(flag: Tensor) -> None:
+            for target, part in with_gaps:
+                target.copy_(torch.where(flag > 0, part, target))
+            if lines:
+                _put_back[(self._programs,)](flag, table, len(lines), BLOCK=BLOCK)
+
+        return put_back
 
 
 @triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
