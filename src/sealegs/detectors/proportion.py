@@ -135,21 +135,25 @@ class Proportion:
             if (track := tracks.get(sample.signal)) is None:
                 continue
             _, first, silent_until, steps, values = track
+            age = step - first
             begin = bisect_left(steps, step - self.window)
-            before = [(step - at, value) for at, value in zip(steps[begin:], values[begin:], strict=True)]
-            if before and steps[-1] < step and step - first >= self.window and step >= silent_until:
-                excess = self._excess(sample, before, step - first)
-                found += [excess] if excess else []
+            if begin == len(steps) or steps[-1] >= step or age < self.window or step < silent_until:
+                continue
+            if not sample.signal.startswith("param_norm"):
+                excess = self._excess(sample, values[begin:])
+            elif age >= self.young:
+                excess = self._norm_excess(sample, step, steps[begin:], values[begin:])
+            else:
+                continue
+            found += [excess] if excess else []
         return found
 
-    def _excess(self, sample: Sample, before: list[tuple[int, float]], age: int) -> Excess | None:
-        """What is out of proportion to the samples before, each with the steps that it lies back."""
+    def _excess(self, sample: Sample, before: tuple[float, ...]) -> Excess | None:
+        """What is out of proportion to the samples before."""
         kind, _, group = sample.signal.partition("/")
-        values = sorted(value for _, value in before)
+        values = sorted(before)
         value, low, usual = sample.value, values[0], values[len(values) // 2]
         match kind:
-            case "param_norm":
-                return self._norm_excess(sample, before) if age >= self.young else None
             case "update_ratio":
                 limit = max(self.update_factor * usual, HARMLESS_UPDATE)
             case "grad_norm":
@@ -165,14 +169,18 @@ class Proportion:
         }[kind]
         return Excess(Severity.WATCH, value / limit, sample.signal, value, limit, note, self.window)
 
-    def _norm_excess(self, sample: Sample, before: list[tuple[int, float]]) -> Excess | None:
-        value, low, high = sample.value, min(norm for _, norm in before), max(norm for _, norm in before)
+    def _norm_excess(
+        self, sample: Sample, step: int, steps: tuple[int, ...], before: tuple[float, ...]
+    ) -> Excess | None:
+        value, low, high = sample.value, min(before), max(before)
         factor = max(value / low, high / value)
         if factor <= self.norm_factor or sample.weight * max(1.0, high / value) < SMALLEST_SHARE:
             return None
         has_grown = value / low >= high / value
         limit = self.norm_factor * low if has_grown else high / self.norm_factor
-        changed = [(back, value / norm if has_grown else norm / value) for back, norm in before]
+        changed = [
+            (step - at, value / norm if has_grown else norm / value) for at, norm in zip(steps, before, strict=True)
+        ]
         # the shortest stretch that is an alarm: norms may have crept before they leapt
         lasts, factor = min((back, times) for back, times in changed if times > self.norm_factor)
         change, span = "grown" if has_grown else "shrunk", "a step" if lasts == 1 else f"{lasts} steps"

@@ -305,10 +305,11 @@ def scan(
             break
     age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst, unit = state
     low, middle, high = LEVELS
-    exp = math.exp
+    exp, is_finite = math.exp, math.isfinite
+    up, down = exp(0.5 * SCALE_RATE), exp(-0.5 * SCALE_RATE)
     log_low, log_middle, log_high = LOG_LEVELS
     for i, x in stream:
-        if not math.isfinite(x):
+        if not is_finite(x):
             p_of[i] = 0.0
             continue
         if is_signed:
@@ -333,22 +334,35 @@ def scan(
             age += 1
             continue
         in_burst = suspicious and burst > 0
-        bounded = (1.0 if in_burst else min(max(r, -WINSOR), WINSOR)) * scale
-        level, slope = level + slope + level_rate(age) * bounded, slope + SLOPE_RATE * bounded
+        bounded = (1.0 if in_burst else -WINSOR if r < -WINSOR else WINSOR if r > WINSOR else r) * scale
+        is_early = age < GROWN_UP
+        by_level = level_rate(age) if is_early else LEVEL_RATE
+        level, slope = level + slope + by_level * bounded, slope + SLOPE_RATE * bounded
         if not in_burst:
-            surprised = 0.5 if abs(e) > MEDIAN_OF_NORMAL * scale else -0.5
-            scale = max(scale * exp(scale_rate(age) * surprised), SMALLEST_SCALE)
+            is_surprised = abs(e) > MEDIAN_OF_NORMAL * scale
+            if is_early:
+                scale *= exp((0.5 if is_surprised else -0.5) * scale_rate(age))
+            else:
+                scale *= up if is_surprised else down
+            if scale < SMALLEST_SCALE:
+                scale = SMALLEST_SCALE
         if age >= SETTLED and not in_burst:
-            rate = quantile_rate(age)
+            rate = quantile_rate(age) if is_early else QUANTILE_RATE
             if r > q98:
                 y = min(r - q98, LARGEST_EXCESS)
                 speed = tail_rate(beyond)
                 beyond += 1
                 excess += speed * (y - excess)
                 squared += speed * (y * y - squared)
-            q80 = max(q80 + rate * ((r > q80) - low), QUANTILE_GAP)
-            q90 = max(q90 + rate * ((r > q90) - middle), q80 + QUANTILE_GAP)
-            q98 = max(q98 + rate * ((r > q98) - high), q90 + QUANTILE_GAP)
+            q80 += rate * ((r > q80) - low)
+            if q80 < QUANTILE_GAP:
+                q80 = QUANTILE_GAP
+            q90 += rate * ((r > q90) - middle)
+            if q90 < q80 + QUANTILE_GAP:
+                q90 = q80 + QUANTILE_GAP
+            q98 += rate * ((r > q98) - high)
+            if q98 < q90 + QUANTILE_GAP:
+                q98 = q90 + QUANTILE_GAP
         burst = burst + 1 if suspicious else 0
         age += 1
     return p_of, StreamState(age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst, unit)

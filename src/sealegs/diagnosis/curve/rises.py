@@ -9,6 +9,7 @@ Medians of 2 to 16 points are judged in the same way: they show rises that noise
 64 blocks of the whole curve are compared with the lowest so far: they show slow rises.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -137,11 +138,11 @@ def _at_scale(heights: Floats, scale: int) -> Iterator[CurveRise]:
 
 def _early(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
     """Single high points among the first ones: above the one before and above what follows."""
-    around = heights[: 2 * WARM]
-    usual = max(1.05 * float(np.median(np.abs(np.diff(around)))), QUIETEST)
+    around: list[float] = heights[: 2 * WARM].tolist()
+    usual = max(1.05 * _median(sorted(abs(b - a) for a, b in pairwise(around))), QUIETEST)
     for at in range(2, min(WARM, len(heights) - CALM)):
-        level = max(float(np.median(heights[1:at])), float(np.median(heights[at + 1 : at + 1 + CALM])))
-        if (above := float(heights[at]) - level) > max(SMALLEST, HIGH * usual):
+        level = max(_median(sorted(around[1:at])), _median(sorted(around[at + 1 : at + 1 + CALM])))
+        if (above := around[at] - level) > max(SMALLEST, HIGH * usual):
             yield CurveRise(at, at, above / usual, above, level), 1
 
 
@@ -163,20 +164,20 @@ def _walk(heights: Floats, smallest: float = SMALLEST) -> Iterator[tuple[CurveRi
     first = last = points = -1
     levels: list[float] = heights[:WARM].tolist()
     misses: list[float] = []
+    in_order: list[float] = []
     since: list[tuple[float, float]] = []
-    unseen = 0
+    unseen = known = 0
     for at, height in enumerate(heights[WARM:].tolist(), WARM):
         if first < 0:
             level = _median(sorted(levels[-LEVEL:]))
             if unseen % (16 if len(misses) >= SPREAD else 4) == 0:  # it changes slowly, and takes the most time
-                usual = _usual(levels, misses)
+                _take_in(in_order, misses, known)
+                usual, known = _usual(levels, misses, in_order), len(misses)
             unseen += 1
             above = height - level
             if not above > max(smallest, HIGH * usual):
                 levels.append(height)
                 misses.append(above)
-                if len(levels) > 2 * TAIL:
-                    del levels[:TAIL], misses[:-TAIL]
                 continue
             first = last = at
             points, top, since = 1, above, [(height, above)]
@@ -197,16 +198,30 @@ def _walk(heights: Floats, smallest: float = SMALLEST) -> Iterator[tuple[CurveRi
         )
 
 
-def _usual(levels: list[float], misses: list[float]) -> float:
+def _take_in(in_order: list[float], misses: list[float], known: int) -> None:
+    """Make of the last TAIL of the ``known`` misses, in order, the last of all: to sort anew took most of the time.
+
+    >>> misses, in_order = np.random.default_rng(0).standard_normal(3000).tolist(), []
+    >>> for known in range(0, 3000, 500):
+    ...     _take_in(in_order, misses[: known + 500], known)
+    >>> in_order == sorted(misses[-TAIL:])
+    True
+    """
+    in_order += misses[known:]
+    in_order.sort()
+    for old in misses[max(known - TAIL, 0) : max(len(misses) - TAIL, 0)]:
+        del in_order[bisect_left(in_order, old)]
+
+
+def _usual(levels: list[float], misses: list[float], in_order: list[float]) -> float:
     """The usual distance of points from their level, as a standard deviation."""
     if len(misses) < WARM:
         steps = sorted(abs(b - a) for a, b in pairwise(levels))
         return max(1.05 * _median(steps), QUIETEST)  # 1.4826 / sqrt(2)
     # Not around their median: where a curve falls, misses are negative, and what is usual is less certain.
     recent = misses[-SPREAD:] if len(misses) >= SPREAD else misses[len(misses) // 2 :]
-    spread = _median(sorted(abs(miss) for miss in recent))
-    high = sorted(misses[-TAIL:])
-    return max(1.4826 * spread, high[int(0.95 * (len(high) - 1))] / HEAVY, QUIETEST)
+    spread = _median(sorted(map(abs, recent)))
+    return max(1.4826 * spread, in_order[int(0.95 * (len(in_order) - 1))] / HEAVY, QUIETEST)
 
 
 def _slow(heights: Floats) -> Iterator[CurveRise]:
