@@ -230,11 +230,13 @@ def test_what_a_loss_that_has_grown_was_not_asked_about_it_is_not_asked_later() 
         assert not asks(evidence)
 
 
-def rejected(*, loss: float = 9.0, least: float = 0.1) -> AnomalyEvidence:
-    """Weights by which batches from before have that loss, after five surprising steps."""
+def rejected(*, loss: float = 9.0, least: float = 0.1, spread: float = 1.0) -> AnomalyEvidence:
+    """Weights by which batches from before have that loss, after five surprising steps, each so many times dearer or
+    cheaper than the next."""
     evidence = watching()
     for step in range(60):
-        seen(evidence, step, "high" if step >= 55 else "go", loss=9.0 if step >= 55 else 2.0)
+        dear = 9.0 * spread if step % 2 else 9.0 / spread
+        seen(evidence, step, "high" if step >= 55 else "go", loss=dear if step >= 55 else 2.0)
     rise = math.log(loss / 2.0)
     found = evidence.probed("bad", number=NEXT, loss=loss, rise=rise, least=least, is_condemned=True, source=None)
     assert found is None
@@ -273,6 +275,15 @@ def test_batches_that_differ_more_tell_less_of_that() -> None:
     evidence = rejected(least=1.0)
     seen(evidence, NEXT, loss=3.2)
     assert "learn other data" in evidence.excuse
+
+
+@pytest.mark.parametrize(("old", "then"), [(9.0, 1.5), (4.0, 24.0)])
+def test_one_batch_tells_nothing_where_batches_differ_by_as_much(old: float, then: float) -> None:
+    """As by a first layer that is twenty times too large: one batch costs ten times what another does."""
+    for spread, tells in ((1.1, True), (3.0, False)):
+        evidence = rejected(loss=old, spread=spread)
+        seen(evidence, NEXT, loss=then)
+        assert bool(evidence.excuse) == tells
 
 
 def test_weights_that_heal_are_left_alone() -> None:

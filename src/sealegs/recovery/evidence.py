@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import median, pstdev
 from typing import Any, NamedTuple, TypeAlias
 
@@ -74,7 +74,10 @@ APART = 2.0
 """Standard deviations of the last losses by which a few batches from before cost what new ones do not: three of the
 standard error of such a difference."""
 SUDDEN = 3.0
-"""Standard deviations of a loss by which it falls at once where noise ends; it is looked for at every step."""
+"""Standard deviations of a loss by which it falls at once where noise ends, which is looked for at every step; and by
+which one batch differs from those before by more than chance."""
+DIFFERENCE_OF_TWO = 0.954
+"""Median distance of two numbers that are drawn from the same bell curve, in its standard deviations."""
 FEWEST_BATCHES = 8
 """Batches from which a source can be blamed; twice as many are needed before them."""
 SUREST = math.log(1000)
@@ -476,8 +479,9 @@ class AnomalyEvidence:
         doubt, after = self._doubt, int(row["step"]) - self._doubt.number
         (cost,) = self._losses(1)
         lately = median(self._losses(LATELY))
-        is_lower = cost <= doubt.loss - max(OTHERS, doubt.least)
-        is_higher = math.inf > cost >= doubt.loss + max(LEAP, doubt.least) and lately >= doubt.loss + LEAP
+        by_chance = max(doubt.least, SUDDEN * self._spread_of_batches())
+        is_lower = cost <= doubt.loss - max(OTHERS, by_chance)
+        is_higher = math.inf > cost >= doubt.loss + max(LEAP, by_chance) and lately >= doubt.loss + LEAP
         if after == 0 and (is_lower or is_higher):
             self.excuse = f"{doubt.anomaly.text}, or so it seemed: the next batch has a loss of {math.exp(cost):.4g}"
             self.excuse += " by the same weights, which learn other data and forget those from before"
@@ -501,6 +505,13 @@ class AnomalyEvidence:
             return None
         self._doubt = None
         return None
+
+    def _spread_of_batches(self) -> float:
+        """The standard deviation of one batch's loss from the next by weights that are nearly the same. Damaged weights
+        cost one batch ten times what they cost another; that the weights heal meanwhile is no part of it."""
+        losses = self._losses(LATELY)
+        steps = [abs(after - before) for before, after in pairwise(losses) if math.isfinite(after - before)]
+        return median(steps) / DIFFERENCE_OF_TWO if steps else 0.0
 
     def _are_forgotten(self, doubt: Doubt) -> bool:
         """Whether the batches since the probe cost far less than those from before, by the noise of the last ones.
