@@ -83,6 +83,7 @@ INTEGRATIONS = (
             "torchtitan's trainer needs CUDA: of it only the optimizers and the experts were run",
         ),
     ),
+    Integration("torchft", "torchft.md", "torchft", ">=0.2,<0.3", "torchft"),
     Integration(
         "Fabric", "loops.md", "lightning", ">=2.5",
         cannot={
@@ -159,6 +160,7 @@ def page_with(text: str, table: str) -> str:
 
 def pytest_addoption(parser: Any) -> None:
     parser.addoption("--conformance", metavar="PATH", help="write to PATH what the tests with the mark conforms found")
+    parser.addoption("--of", metavar="PACKAGE", help="of these tests run those alone whose loop is of PACKAGE")
 
 
 def pytest_configure(config: Any) -> None:
@@ -166,15 +168,20 @@ def pytest_configure(config: Any) -> None:
         config.pluginmanager.register(_Report(Path(config.getoption("--conformance"))), "conformance-report")
 
 
-def pytest_collection_modifyitems(items: list[Any]) -> None:
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    packages = {one.name: one.package for one in INTEGRATIONS}
+    left_out = []
     for item in items:
         features = [name for mark in item.iter_markers("conforms") for name in mark.args]
         if features:
-            names = {one.name for one in INTEGRATIONS}
             integration = next(mark.args[0] for mark in item.iter_markers("integration"))
-            assert integration in names, f"{item.nodeid}: {integration}"
+            assert integration in packages, f"{item.nodeid}: {integration}"
             assert set(features) <= FEATURES.keys(), f"{item.nodeid}: {features}"
             item.user_properties.append(("conforms", [integration, features]))
+            if config.getoption("--of") not in (None, packages[integration]):
+                left_out.append(item)
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 class _Report:

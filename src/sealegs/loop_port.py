@@ -713,10 +713,17 @@ class LoopPort(Observer):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next verdicts depend on, as JSON values: to be saved in the user's checkpoints."""
+        return self.state_later()()
+
+    def state_later(self) -> Callable[[], dict[str, Any]]:
+        """What gives the state of now, whenever it is called, on any thread: for those who seldom need it."""
         if self._pending is not None:  # whoever goes on from here has that step before it
             self._take_back_decision()
+        watch, own = self.watch.state_later(), self._own_state()
+        return lambda: {"watch": watch(), **own}
+
+    def _own_state(self) -> dict[str, Any]:
         return {
-            "watch": self.watch.state_dict(),
             "number": self.number,
             "next_batch": 0 if self._batches.number is None else self._batches.number + 1,
             **self._update_decision.state_dict(),
@@ -767,6 +774,27 @@ class LoopPort(Observer):
         self._spent.load_state_dict(state.get("spent", {}), left_off_at, was_down=not had_finished)
         if self.recovery is not None:
             self.recovery.load_state_dict(state.get("recovery"), self.number)
+
+    def give_up_step(self) -> None:
+        """The step under way is not decided: its gradients are dropped, its batches are passed over, no weight changes.
+
+        For a loop whose engine finds only after the backward pass that a step does not count.
+        """
+        self._gradients = self._loop_clips_at = None
+        self._batch = {}
+        self._micro_batches = 0
+        self._update.discard()
+        if self.recovery is not None:
+            self.recovery.recorder.forget_from(self.number)  # its number comes again, with other batches
+
+    def heal_from(self, state: Mapping[str, Any], ledger: Mapping[str, Any] | None) -> None:
+        """Go on as another replica does that went on without this one: with its memory and its ledger. The weights are
+        the other's already."""
+        self._go_on_with(state)
+        if self.recovery is not None and ledger is not None:
+            step = int(min(self.number, self.recovery.adopt(ledger)))
+            if self.checkpoints is not None:
+                self.checkpoints.discard_after(step, f"other replicas went on from step {step}")
 
     def take_over_ledger(self) -> None:
         """What was done to the run before, where its folder tells: no rung of the playbook twice."""

@@ -394,9 +394,14 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next verdict depends on, as JSON values."""
+        return self.state_later()()
+
+    def state_later(self) -> Callable[[], dict[str, Any]]:
+        """What gives the state of now, whenever it is called: to hold it costs next to nothing."""
         self.catch_up()
+        state, announced = self._state, self._announced  # values, which later steps do not change
         names = [detector.name for detector in self._detectors]
-        return {"detectors": names, "state": _listed(self._state), "announced": self._announced}
+        return lambda: {"detectors": names, "state": _listed(state), "announced": announced}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. New detectors start over, and an event says so."""

@@ -4,6 +4,7 @@ Writes what each rank saw to OUT/<rank>.json. Then it runs the examples that nee
 """
 
 import hashlib
+import inspect
 import json
 import os
 import runpy
@@ -84,6 +85,11 @@ def of_shards(out: Path, name: str, *, guarded: bool, faults: tuple[str, ...] = 
     return hashlib.sha256(b"".join(weights)).hexdigest()
 
 
+def can_shard() -> bool:
+    """Accelerate has FSDP2 from 1.6 on."""
+    return "fsdp_version" in inspect.signature(FullyShardedDataParallelPlugin).parameters
+
+
 def shard_on_cpus(accelerator: Accelerator) -> None:
     """Which Accelerate does on GPUs alone, and forgets after ``prepare``."""
     accelerator.state.distributed_type = DistributedType.FSDP
@@ -118,10 +124,13 @@ def main(out: Path, *ports: str) -> None:
             playbook=standard,
             checkpoint_every=Checkpointing(snapshot_every=20),
         ),
-        "shards": of_shards(out, "shards", guarded=False),
-        "shards guarded": of_shards(out, "shards-guarded", guarded=True, playbook=standard),
-        "shards faulted": of_shards(out, "shards-faulted", guarded=True, faults=FAULTS),
     }
+    if can_shard():
+        saw |= {
+            "shards": of_shards(out, "shards", guarded=False),
+            "shards guarded": of_shards(out, "shards-guarded", guarded=True, playbook=standard),
+            "shards faulted": of_shards(out, "shards-faulted", guarded=True, faults=FAULTS),
+        }
     (out / f"{rank}.json").write_text(json.dumps(saw))
     dist.destroy_process_group()
     for name, port in zip(EXAMPLES, ports, strict=True):

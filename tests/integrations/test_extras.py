@@ -13,10 +13,11 @@ from sealegs.errors import MissingExtra
     [
         ("hf", "transformers with accelerate, which is not installed: pip install 'sealegs[huggingface]'"),
         ("accelerate", "Accelerate, which is not installed: pip install 'sealegs[accelerate]'"),
+        ("torchft", "torchft, which is not installed: pip install 'sealegs[torchft]'"),
     ],
 )
 def test_a_missing_library_is_one_line(module: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for absent in ("transformers", "accelerate"):
+    for absent in ("transformers", "accelerate", "torchft"):
         monkeypatch.setitem(sys.modules, absent, None)
     name = f"sealegs.integrations.{module}"
     monkeypatch.delitem(sys.modules, name, raising=False)

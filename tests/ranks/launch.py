@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.forked import start
 
-PATIENCE_S = 240.0
+PATIENCE_S = float(os.environ.get("SEALEGS_TEST_PATIENCE_S", "240"))
+"""After which ranks are taken for stuck; a machine with much else to do may need more."""
 
 
 def launch(program: Path, world: int, *words: str, framework: str | None = None) -> None:

@@ -24,7 +24,7 @@ from sealegs.recovery.ledger import Ledger
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.playbook_runner import PlaybookRunner
 from sealegs.recovery.probe import NewScale, Noise, Probe, ProbeResult
-from sealegs.recovery.recurrence import Trigger
+from sealegs.recovery.recurrence import Trigger, first_apart
 from sealegs.recovery.requests import RequestQueue
 from sealegs.recovery.restore_points import RestorePoints
 from sealegs.signals.collective import TIMEOUT_S, Collective
@@ -111,6 +111,11 @@ class Recovery:
     def is_over(self) -> bool:
         """Whether a halt was decided."""
         return self._runner.is_over
+
+    @property
+    def interventions(self) -> int:
+        """How many there were in the run."""
+        return self._ledger.interventions
 
     @property
     def adjustments(self) -> Adjustments:
@@ -244,6 +249,12 @@ class Recovery:
         self._probes = False
         self._runner.leave_the_loss()
 
+    def try_no_batch_again(self, reason: str) -> None:
+        """Probe no more; the looks of an incident tell what lasts."""
+        if self._probes:
+            self._probes = False
+            self._watch.note("no-probe", reason=reason)
+
     def saved(self, step: int, *, was_waited_for: bool = False, is_proven: bool = False) -> None:
         """Note that a checkpoint is being written. One that the run waits for, as the last one, is judged by the steps
         before it."""
@@ -282,6 +293,16 @@ class Recovery:
         self.recorder.close()
 
     # What survives the process, and what belongs to a step.
+
+    def adopt(self, ledger: Mapping[str, Any]) -> float:
+        """Continue the ledger of another replica, and forget the restore points that are not its own: those after the
+        step that is given, infinite where both had the same interventions."""
+        before, own = self._ledger.history, self._ledger.now().data
+        self._ledger.take_over({**ledger, "data": own})  # which batches were left out is of each replica's own data
+        step = first_apart(before, self._ledger.history)
+        if step < math.inf:
+            self._restore_points.forget_after(int(step))
+        return step
 
     def bookkeeping(self) -> dict[str, Any]:
         """The ledger as JSON values; a rollback does not undo it."""

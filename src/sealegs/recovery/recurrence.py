@@ -6,9 +6,11 @@ Coming within a thousand steps of each other is no evidence: a run of weeks has 
 cause.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any, NamedTuple, Self
 
 from sealegs.errors import SourceError
@@ -128,6 +130,16 @@ class PastIntervention:
 
 _LATER: dict[str, Any] = {"batch": None, "kind": "", "recovered": None, "went_to": None}
 """Fields that older ledgers lack. Without them an anomaly is the same for as long as ``again_within`` says."""
+
+
+def first_apart(one: Sequence[PastIntervention], other: Sequence[PastIntervention]) -> float:
+    """The earliest step that only one of two replicas went back to: what either has kept of later ones may not be of
+    the run as it went on. Infinite where both went back to the same."""
+    moves = [
+        tuple((past.step, past.went_to) for past in history if past.went_to is not None) for history in (one, other)
+    ]
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*moves, strict=False)))
+    return min((went_to for each in moves for _, went_to in each[common:]), default=math.inf)
 
 
 def same_anomaly(
