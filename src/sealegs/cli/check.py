@@ -101,9 +101,9 @@ def main(arguments: Sequence[str]) -> int:
 def check(
     source: str,
     *,
-    metrics: dict[str, str],
-    pattern: str | None,
-    rules: str,
+    metrics: dict[str, str] | None = None,
+    pattern: str | None = None,
+    rules: str = "calibrated",
     kind: str | None = None,
     settings: Sequence[Path] = (),
     tried: Sequence[str] = (),

@@ -54,12 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     """Send the request, wait, and print the answer."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs do", description=DESCRIPTION)
     folder = folder_of(options.run)
-    manifests.load(folder)
-    action = requested_action(options.what)
-    if not requests.is_under_way(folder):
-        raise SourceError(f"{folder}: no process is training this run, so nobody would do it; resume it first")
-    request = requests.leave(folder, options.what)
-    tell(f"asked for: {action}")
+    request = asked(folder, options.what)
     try:
         done = answered(folder, request, options.wait)
     except BaseException:
@@ -69,19 +64,43 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def asked(folder: Path, words: tuple[str, ...]) -> Request:
+    """Leave the request in the folder of a run that is under way."""
+    manifests.load(folder)
+    action = requested_action(words)
+    if not requests.is_under_way(folder):
+        raise SourceError(f"{folder}: no process is training this run, so nobody would do it; resume it first")
+    request = requests.leave(folder, words)
+    tell(f"asked for: {action}")
+    return request
+
+
 def answered(folder: Path, request: Request, patience_s: float) -> Intervention:
     """Wait for the run to write what it did."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        is_under_way = requests.is_under_way(folder)  # before the events: what it does as it ends is in them then
-        events = open_run(folder).events
-        for event in events:
-            if event.kind == "request-refused" and event.detail.get("request") == request.id:
-                raise SourceError(f"{folder}: refused: {event.detail.get('reason', 'it does not say why')}")
-        for intervention in interventions(events):
-            if intervention.decided.detail.get("request") == request.id:
-                return intervention
-        if not is_under_way:
-            raise SourceError(f"{folder}: the run ended before it was carried out; start it again to go on with it")
+        done = answer_to(folder, request)
+        if done is not None:
+            return done
         time.sleep(POLL_S)
-    raise SourceError(f"{folder}: it was not carried out within {patience_s:g} s; is the guard given a playbook?")
+    raise not_carried_out(folder, patience_s)
+
+
+def answer_to(folder: Path, request: Request) -> Intervention | None:
+    """What the run did about it; None while it has not yet."""
+    is_under_way = requests.is_under_way(folder)  # before the events: what it does as it ends is in them then
+    events = open_run(folder).events
+    for event in events:
+        if event.kind == "request-refused" and event.detail.get("request") == request.id:
+            raise SourceError(f"{folder}: refused: {event.detail.get('reason', 'it does not say why')}")
+    for intervention in interventions(events):
+        if intervention.decided.detail.get("request") == request.id:
+            return intervention
+    if not is_under_way:
+        raise SourceError(f"{folder}: the run ended before it was carried out; start it again to go on with it")
+    return None
+
+
+def not_carried_out(folder: Path, patience_s: float) -> SourceError:
+    """Nobody has taken the request in time."""
+    return SourceError(f"{folder}: it was not carried out within {patience_s:g} s; is the guard given a playbook?")

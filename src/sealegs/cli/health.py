@@ -1,6 +1,5 @@
 """``sealegs health``: says which checkpoint of a run is healthy, who was at fault, and whether to start it again."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,6 +10,7 @@ from sealegs.cli.output import say, show_json
 from sealegs.cli.run_names import folder_of
 from sealegs.record.health import clear, read_health
 from sealegs.record.run import open_run
+from sealegs.report.commands.health import contract
 
 DESCRIPTION = """\
 What to know before a run is started again: its newest healthy checkpoint, the rank at fault, and whether a restart
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = open_run(folder_of(options.run)).folder
     health = clear(folder) if options.clear else read_health(folder)
     if options.json:
-        show_json(json.loads(health.to_json()))
+        show_json(contract(health))
     else:
         for line in health.told:
             say(line)

@@ -10,8 +10,7 @@ from sealegs.cli.output import say, show, show_json
 from sealegs.cli.run_names import folder_of
 from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import open_run
-from sealegs.record.stability_tax import tax_of
-from sealegs.report.commands.interventions import interventions, page, rescaled
+from sealegs.report.commands.interventions import contract, interventions, page, rescaled
 from sealegs.report.event_text import OBSERVES, is_observing, remarkable
 from sealegs.report.stability import told_of_tax
 
@@ -42,11 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     found = interventions(run.events)
     of_heads = rescaled(run.events)
     if options.json:
-        tax = tax_of(run.events)
-        paid = None if tax is None else tax.to_plain()
-        clips = [{"step": event.step, **event.detail} for event in run.events if event.kind == "qk-clip"]
-        done = {"interventions": [each.plain() for each in found], "qk_clips": clips}
-        show_json({"run": run.manifest.run_id, **done, "stability_tax": paid})
+        show_json(contract(run))
         return 0
     if found:
         show(page, found)

@@ -42,6 +42,7 @@ GROUPS = {
         "health": "before a restart: the healthy checkpoint, who was at fault, whether to start at all",
         "audit": "what a checkpoint holds, and what a resume from it would lack",
         "interventions": "what was done to a run, by whom, why, and what came of it",
+        "mcp": "serve check, diff, health and interventions to an agent",
     },
     "explain": {
         "replay": "run an incident again, one thing changed at a time: its tested cause",
@@ -51,6 +52,7 @@ GROUPS = {
     },
     "practise": {
         "drill": "break a run on purpose: would it survive, and would the cause be found?",
+        "gallery": "incidents that can be run again: the log, the replay, the post-mortem",
     },
 }
 OPTIONS = ("--help", "--version", "--print-completion", _BOUND)
@@ -91,6 +93,7 @@ examples:
   sealegs postmortem a                             a document about each of its incidents
   sealegs verify a#1                               whether the remedy brings what the document promises
   sealegs drill lr-x30 nan-gradient                would a run survive this? a score card
+  sealegs gallery run nan-gradient                 somebody's incident, made again and taken apart
   sealegs interventions a                          what was done to it
   sealegs do a lr 0.5                              halve its learning rate while it runs
   sealegs run --act -- trl sft --config mine.yaml  guard somebody else's training command
@@ -188,6 +191,8 @@ def _run(words: Sequence[str]) -> int:
         tell(f"sealegs {words[0]}: interrupted")
         return 130
     except (SealegsError, OSError, MemoryError) as error:
-        tell(f"sealegs {words[0]}: {str(error) or 'out of memory'}")
+        page = getattr(error, "page", "")
+        more = f" ({page})" if page and page not in str(error) else ""
+        tell(f"sealegs {words[0]}: {str(error) or 'out of memory'}{more}")
         return 2
     return code

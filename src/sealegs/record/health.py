@@ -171,7 +171,9 @@ def read_health(folder: Path) -> Health:
     """The health of a run, from its record: whether or not its file was written to the end."""
     events = list(_kept(plain_events(load_events(folder / EVENTS))))
     steps = [event["step"] for event in events]
-    return health_of(events, tags_of(folder), max(steps, default=None), pardoned=pardoned_until(folder))
+    health = health_of(events, tags_of(folder), max(steps, default=None), pardoned=pardoned_until(folder))
+    known = _known(folder)
+    return replace(health, run=str(known.get("run", "")), updated=str(known.get("updated", "")))
 
 
 def refuse_restart(folder: Path, ranks: int = 1) -> None:

@@ -115,10 +115,12 @@ def _remedies(cards: list[Cause]) -> list[str]:
 
 
 def _links(symptom: Symptom) -> list[str]:
+    more = f"More: {symptom.see} · " if symptom.see else ""
     case = (
         f" · [an incident like it](../../tests/cases/{symptom.case}.md), which is run as a test" if symptom.case else ""
     )
-    return ["", f"[All symptoms](README.md) · [what `sealegs check` does](../check.md){case}"]
+    always = "[all symptoms](README.md) · [what `sealegs check` does](../check.md) · [guard a loop](../guard.md)"
+    return ["", f"{more}{always}{case}"]
 
 
 def _once(texts: Iterable[str]) -> list[str]:

@@ -3,11 +3,25 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict
 
-from sealegs.diagnosis.diff import Difference
+from sealegs.diagnosis.diff import Difference, Parting
 from sealegs.diagnosis.diff_conclusions import Conclusion
 from sealegs.record.schema import speakable
+
+
+class Differing(TypedDict):
+    """Where two runs differ; of settings, versions and signals the value of the one and of the other."""
+
+    runs: list[str]
+    settings: dict[str, tuple[Any, Any]]
+    versions: dict[str, tuple[Any, Any]]
+    shared_steps: int
+    partings: list[Parting]
+    equal: list[str]
+    only_in: tuple[list[str], list[str]]
+    conclusions: list[Conclusion]
+
 
 WIDTH = 100
 MOST = 30

@@ -4,12 +4,42 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from sealegs.printable import counted, spanned
+from sealegs.record.run import Run
+from sealegs.record.schema import speakable
+from sealegs.record.stability_tax import tax_of
 from sealegs.vocabulary import Event
 
 WIDTH = 100
+
+
+class Entry(TypedDict):
+    """An intervention, with the step and the text of its outcome, or null. What its event does not say is missing."""
+
+    step: int
+    time: float | str
+    number: NotRequired[int]
+    incident: NotRequired[int | None]
+    request: NotRequired[str | None]
+    decided_by: NotRequired[str]
+    trigger: NotRequired[str]
+    onset: NotRequired[int]
+    evidence: NotRequired[str]
+    actions: NotRequired[list[dict[str, Any]]]
+    acted: NotRequired[bool]
+    text: NotRequired[str]
+    outcome: dict[str, Any] | None
+
+
+class Log(TypedDict):
+    """What was done to a run. The stability tax is null where no guard has written one."""
+
+    run: str
+    interventions: list[Entry]
+    qk_clips: list[dict[str, Any]]
+    stability_tax: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +97,20 @@ def interventions(events: Iterable[Event]) -> list[Intervention]:
         Intervention(decided=event, outcome=outcomes.get(event.detail["number"]), has_ended=has_ended)
         for event in decided
     ]
+
+
+def contract(run: Run) -> dict[str, Any]:
+    """As one JSON object."""
+    tax = tax_of(run.events)
+    told: dict[str, Any] = speakable(
+        {
+            "run": run.manifest.run_id,
+            "interventions": [each.plain() for each in interventions(run.events)],
+            "qk_clips": [{"step": event.step, **event.detail} for event in run.events if event.kind == "qk-clip"],
+            "stability_tax": None if tax is None else tax.to_plain(),
+        }
+    )
+    return told
 
 
 def rescaled(events: Iterable[Event]) -> list[str]:
