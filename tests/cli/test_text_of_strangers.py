@@ -291,14 +291,22 @@ def places(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
     for name in FILES:
         before = (copy / name).read_bytes()
         value = json.loads(before)
-        taken: list[Place] = []
-        refused: list[Place] = []
-        for at in strings(value):
-            (copy / name).write_text(json.dumps(plant(value, at, "harmless")))
-            (taken if is_read(copy) else refused).append(at)
+        every = list(strings(value))
+        refused = refused_of(copy, name, value, every)
         (copy / name).write_bytes(before)
-        found[name] = taken, refused
+        found[name] = [at for at in every if at not in refused], refused
     return found
+
+
+def refused_of(copy: Path, name: str, value: Any, places: list[Place]) -> list[Place]:
+    """For which of these the file is refused: most are taken, so that many are tried at once, and then half of them."""
+    (copy / name).write_text(json.dumps(plant_all(value, places, "harmless")))
+    if not places or is_read(copy):
+        return []
+    if len(places) == 1:
+        return places
+    half = len(places) // 2
+    return [at for part in (places[:half], places[half:]) for at in refused_of(copy, name, value, part)]
 
 
 def hostile_copy(honest: Path, target: Path, places: Places, text: str) -> Path:

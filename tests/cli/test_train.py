@@ -364,14 +364,14 @@ def test_a_read_only_folder_and_a_full_disk_are_one_sentence_and_what_is_there_s
     assert (done.stdout.splitlines()[0], done.stderr.splitlines()[0]) == (
         "2",
         "sealegs train: sealed/a: cannot be written (Read-only file system): "
-        "choose a folder that can be written and try again",
+        "choose a folder that can be written and try again (docs/reliability.md)",
     )
     assert list((tmp_path / "kept" / "sealed").iterdir()) == []
 
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == (
         "sealegs train: small/a/checkpoints/16: cannot be written (No space left on device): "
-        "free some space and try again"
+        "free some space and try again (docs/reliability.md)"
     )
     assert "Traceback" not in done.stderr
     kept = tmp_path / "kept" / "small" / "a"
@@ -393,7 +393,7 @@ def test_a_run_whose_checkpoints_found_no_room_does_not_exit_with_0(train: Train
     assert err.splitlines()[-2:] == [
         f"sealegs: the run folder is not complete: {missing}",
         "sealegs train: experiments/a/checkpoints/6: cannot be written (No space left on device): "
-        "free some space and try again",
+        "free some space and try again (docs/reliability.md)",
     ]
     run = open_run(tmp_path / "experiments" / "a")
     assert run.steps.tolist() == list(range(6))

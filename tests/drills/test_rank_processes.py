@@ -56,14 +56,14 @@ def test_what_is_wrong_with_one_rank_is_said_and_not_who_waits_for_it(monkeypatc
     monkeypatch.setattr(rank_processes, "get_context", lambda method: FORKED)
     with (
         Crew() as crew,
-        pytest.raises(RankMissing, match=r"^rank-nan: rank 1 failed before its first step: lr=-1: above 0$"),
+        pytest.raises(RankMissing, match=r"^rank-nan: rank 1 failed before its first step: lr=-1: above 0\n"),
     ):
         crew.do("rank-nan", refuse_on_rank_1)
 
 
 def test_a_rank_that_hangs_is_not_waited_for(left_behind: Callable[[], list[BaseProcess]]) -> None:
     """Here one that takes its time to begin."""
-    told = r"^rank-nan: nothing from rank 0 before its first step for 0.1 s; run it again$"
+    told = r"^rank-nan: nothing from rank 0 before its first step for 0.1 s; run it again\nsee docs/ranks.md$"
     with Crew(1, patience_s=0.1) as crew, pytest.raises(RankMissing, match=told):
         crew.do("rank-nan", greet)
     assert not left_behind()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -30,13 +30,14 @@ from sealegs.vocabulary import Event, Row
 
 OTHER_TEXT = {"stdlib": 1.0}
 """A source that has nothing in common with the lab's grammar."""
+Changeable = TypeVar("Changeable", Settings, PolicySettings)
 LEAD = 30
 """Steps of a branch before a fault: by then it has resumed and gone on."""
 PROBES = 8
 """Batches that measure how good the weights of a user's own loop are."""
 
 
-class _Unseen:
+class Unseen:
     """Stands for a terminal: what a run says of itself would drown the card."""
 
     name = "terminal"
@@ -67,6 +68,8 @@ class LabLoop:
     last: int
     """The step at which runs are compared."""
     device: Literal["auto", "cpu"] = "auto"
+    whole: bool = False
+    """Every run from its first step, in one piece: faults may strike from there on, and no record has a resume."""
     ranks: ClassVar[int] = 1
 
     def __str__(self) -> str:
@@ -79,17 +82,19 @@ class LabLoop:
 
     def prepare(self) -> None:
         """Train the part before the fork."""
+        if self.whole:
+            return
         settings = self.settings(None, guarded=True)
-        begin(settings, open_data(settings), self.place / "beginning", steps=self.fork, sinks=[_Unseen()])
+        begin(settings, open_data(settings), self.place / "beginning", steps=self.fork, sinks=[Unseen()])
 
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
         """The final loss on clean batches, NaN if the run was halted. A placebo runs ``without`` some batches."""
         settings = self.settings(drill, guarded=guarded)
         data = open_data(settings)
-        how: dict[str, Any] = {"disturb": self._disturb(drill, settings), "sinks": [_Unseen()]}
+        how: dict[str, Any] = {"disturb": self._disturb(drill, settings), "sinks": [Unseen()]}
         how |= {"skip": [(self.at, self.at + without)]} if without else {}
         try:
-            if drill is not None and drill.settings:
+            if self.whole or (drill is not None and drill.settings):
                 result = train(settings, data, folder, **how)
             elif drill is not None and drill.control == "clean-resume":
                 branch(settings, data, self.place / "beginning", folder, should_stop=stop_after(LEAD), **how)
@@ -123,12 +128,13 @@ class LabLoop:
         return partial(disturbed, drill.struck(self.at) if drill else [], settings.model.vocabulary)
 
 
-def changed(settings: Settings, changes: Sequence[str]) -> Settings:
-    """Settings with changes in the form of flags: ``optimizer.clip=0``."""
+def changed(settings: Changeable, changes: Sequence[str]) -> Changeable:
+    """Settings with changes in the form of flags: ``optimizer.clip=0``, ``dtype='fp16'``."""
     for change in changes:
-        name, _, value = change.partition("=")
-        part, _, field = name.partition(".")
-        settings = replace(settings, **{part: replace(getattr(settings, part), **{field: literal_eval(value)})})
+        name, _, text = change.partition("=")
+        part, dot, field = name.partition(".")
+        value: Any = literal_eval(text)
+        settings = replace(settings, **{part: replace(getattr(settings, part), **{field: value}) if dot else value})
     return settings
 
 
@@ -176,7 +182,7 @@ class OwnLoop:
                 playbook=playbook,
                 act=guarded,
                 checkpoint_every=Checkpointing(every=self.at // 2 if guarded else 0, snapshot_memory=SNAPSHOT_BYTES),
-                telemetry=Telemetry(sinks=[_Unseen()]),
+                telemetry=Telemetry(sinks=[Unseen()]),
             ) as guard:
                 with disturbed(
                     faults,
@@ -226,9 +232,10 @@ class PolicyLoop:
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
         """The share of held-out answers that is wrong at the end; NaN if the run was halted."""
         settings = PolicySettings(steps=self.last, seed=self.seed, samples_seed=without)
+        settings = changed(settings, drill.settings if drill else ())
         disturb = partial(disturbed_policy, drill.struck(self.at) if drill else [])
         try:
-            return 1 - train_policy(settings, folder, disturb=disturb, act=guarded, sinks=[_Unseen()])
+            return 1 - train_policy(settings, folder, disturb=disturb, act=guarded, sinks=[Unseen()])
         except RunHalted:
             return math.nan
 

@@ -81,12 +81,15 @@ class RankedLoop:
         """Train the part before the fork."""
         settings = self.lab.settings(None, guarded=True)
         open_data(settings)  # made once, before all ranks need it
+        if self.lab.whole:
+            return
         first = partial(trained, settings, self._beginning, until=self.lab.fork)
         self.crew.do("the beginning on several ranks", first)
 
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
         """The final loss on clean batches, NaN if the run was halted. A placebo runs ``without`` some batches."""
-        fork(self._beginning, folder)
+        if not self.lab.whole:
+            fork(self._beginning, folder)
         losses = self.crew.do(
             f"{drill.name if drill else 'a clean twin'}, {'guarded' if guarded else 'unguarded'}",
             partial(
@@ -94,7 +97,7 @@ class RankedLoop:
                 self.lab.settings(drill, guarded=guarded),
                 folder,
                 until=self.last,
-                resume=True,
+                resume=not self.lab.whole,
                 faults=[str(fault) for fault in drill.struck(self.at)] if drill else [],
                 skip=[(self.at, self.at + without)] if without else [],
             ),
