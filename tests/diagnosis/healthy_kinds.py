@@ -4,6 +4,7 @@ Lengths, intervals, noise, scales and signs are drawn from the seed: nobody's ru
 """
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,12 +46,7 @@ def wander(random: np.random.Generator, rows: int, length: float) -> Floats:
     keep = float(np.exp(-1 / max(length, 0.5)))
     shocks = random.standard_normal(rows) * np.sqrt(1 - keep**2)
     shocks[0] = random.standard_normal()
-    found = np.empty(rows)
-    level = 0.0
-    for row, shock in enumerate(shocks.tolist()):
-        level = keep * level + shock if row else shock
-        found[row] = level
-    return found
+    return np.fromiter(accumulate(shocks.tolist(), lambda level, shock: keep * level + shock), float, rows)
 
 
 def ramp(random: np.random.Generator, rows: int) -> Floats:

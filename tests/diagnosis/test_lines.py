@@ -125,6 +125,6 @@ def test_a_line_about_the_onset_speaks_and_one_far_from_it_does_not(step: int, s
 
 def test_no_line_takes_long() -> None:
     hostile = ["nccl " * 400, "overflow ... " * 200, "a" * 100_000, "weights of the model checkpoint " * 60]
-    begun = time.perf_counter()
+    begun = time.process_time()
     kinds_of([LogLine(1, text, 1) for text in hostile * 25], last=10)
-    assert time.perf_counter() - begun < 1.0
+    assert time.process_time() - begun < 5, "a tenth on an idle core: more would be another order of growth"

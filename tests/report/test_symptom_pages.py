@@ -28,6 +28,8 @@ def test_a_page_has_what_its_cards_say() -> None:
     assert all(reference in text for reference in card.references)
     assert all(f"{card.title}: {remedy.do}" in text for remedy in card.remedies)
     assert "](" not in text, "in a terminal a link is noise"
+    shown = page(symptoms()["loss-jumps-after-resume"], is_linked=True).splitlines()[-1]
+    assert shown.startswith("More: [what a checkpoint lacks](../audit.md) · [all symptoms](README.md) · ")
 
 
 @pytest.mark.parametrize("symptom", symptoms().values(), ids=lambda symptom: symptom.name)

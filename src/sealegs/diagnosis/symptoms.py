@@ -17,7 +17,7 @@ from sealegs.diagnosis.cause_cards import Name, Words, causes
 from sealegs.errors import ConfigError
 
 Some = msgspec.Meta(min_length=1)
-_SAME = {
+SAME = {
     "gradient": "grad",
     "eval": "val",
     "evaluation": "val",
@@ -36,7 +36,7 @@ _SAME = {
     "increas": "ris",
 }
 """Words that people use for the same thing."""
-_SAY_NOTHING = frozenset(
+SAY_NOTHING = frozenset(
     re.findall(
         r"\w+",
         """
@@ -46,6 +46,7 @@ _SAY_NOTHING = frozenset(
         """,
     )
 )
+ENDINGS = ("ing", "ed", "es", "s", "e")
 
 
 class Symptom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +65,8 @@ class Symptom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by_hand: Annotated[tuple[Words, ...], Some]
     first: Words
     """What to do first."""
+    see: str = ""
+    """A page of the docs with more about it, as a link."""
     case: str = ""
     """An incident of ``tests/cases`` that shows it."""
 
@@ -106,11 +109,18 @@ def found(question: str, most: int = 5) -> list[Symptom]:
     """The symptoms that share words with a question, the best first: rare words count more, and a title's double."""
     asked = set(_words(question))
     scores = {
-        name: sum(weights[word] * _rarity(word) for word in asked & weights.keys())
-        for name, weights in _weights().items()
+        name: sum(worth[word] for word in sorted(asked & worth.keys())) for name, worth in worth_of_words().items()
     }
     ranked = sorted((name for name in scores if scores[name] > 0), key=lambda name: -scores[name])
     return [symptoms()[name] for name in ranked][:most]
+
+
+@cache
+def worth_of_words() -> dict[str, dict[str, float]]:
+    """What each word of a question speaks for a symptom that has it; ``docs/site/finder.js`` goes by it, too."""
+    return {
+        name: {word: weight * _rarity(word) for word, weight in weights.items()} for name, weights in _weights().items()
+    }
 
 
 @cache
@@ -134,15 +144,15 @@ def _rarity(word: str) -> float:
 def _words(text: str) -> list[str]:
     """The words of a text that say something, in one spelling."""
     spelt = re.findall(r"[a-z]+\d*|\d+(?:\.\d+)?", text.lower().replace("_", " ").replace("learning rate", "lr"))
-    stems = (_stem(word) for word in spelt if word not in _SAY_NOTHING)
-    return [word for stem in stems if (word := _SAME.get(stem, stem)) not in _SAY_NOTHING]
+    stems = (_stem(word) for word in spelt if word not in SAY_NOTHING)
+    return [word for stem in stems if (word := SAME.get(stem, stem)) not in SAY_NOTHING]
 
 
 def _stem(word: str) -> str:
     """A word without its ending: spiking, spiked and spikes are spik, 0.0 is 0."""
     if word[0].isdigit():
         return re.sub(r"\.0+$", "", word)
-    for ending in ("ing", "ed", "es", "s", "e"):
+    for ending in ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
             word = word.removesuffix(ending)
             break

@@ -153,7 +153,7 @@ def test_many_columns_take_seconds_at_most() -> None:
     run = run_with(made)
     began = time.process_time()
     found = judgement(run)
-    assert time.process_time() - began < 8
+    assert time.process_time() - began < 30, "about one on an idle core: more would be another order of growth"
     assert len(found.judged) == 500
 
 

@@ -143,7 +143,7 @@ def test_a_million_rows_take_no_time() -> None:
     run = run_with({name: noisy(random, ones, 0.1) for name in ("reward", "policy_entropy", "kl", "grad_norm")})
     began = time.process_time()
     shown(run)
-    assert time.process_time() - began < 1.5
+    assert time.process_time() - began < 10, "half of one on an idle core: more would be another order of growth"
 
 
 def test_a_first_signal_that_is_not_finite_in_some_rows_is_told_where_the_loss_is_finite() -> None:

@@ -292,7 +292,8 @@ def no_warm_up(facts: Facts) -> Sign:
     """The trouble begins in the first steps, and the learning rate had no warm-up: by the settings, or as logged."""
     steps, rates = facts.known.number("warmup_steps"), facts.series("lr").finite
     rows = int((facts.loss.steps < facts.onset).sum())
-    if facts.focus is None or facts.loss.steps[0] > facts.stride or rows > max(len(facts.loss.steps) // 50, FIRST_ROWS):
+    begins = len(facts.loss.steps) > 0 and facts.loss.steps[0] <= facts.stride
+    if facts.focus is None or not begins or rows > max(len(facts.loss.steps) // 50, FIRST_ROWS):
         return NOT_ASKED
     if len(rates.values) >= 5:
         soon = float(rates.values[:FIRST_FEW].max())

@@ -317,7 +317,7 @@ def stuck_at_uniform(facts: Facts) -> Sign:
 def back_at_the_start(facts: Facts) -> Sign:
     """The loss is flat at the level it began with: everything that was learned is gone."""
     values, first = _at_end(facts), facts.loss.finite.values[:3]
-    if values is None or facts.focus is None or facts.loss.steps[0] > 20:
+    if values is None or facts.focus is None or not len(facts.loss.steps) or facts.loss.steps[0] > 20:
         return NOT_ASKED
     is_there = abs(values.mean() - first.mean()) < 0.05 * first.mean() and facts.focus.usual < 0.9 * first.mean()
     return so(bool(is_there), f"panel 1: loss {values.mean():.4g} to the end, {first.mean():.4g} in the first rows")
