@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick test-product test-frameworks test-long style types tests format bench drills fuzz dist clean chromium
+.PHONY: help docs demo test quick test-product test-frameworks test-long matrix style types tests format bench drills fuzz dist clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,21 +32,26 @@ LONG := .venv-long/bin
 TODAY := $(shell date -u +%F)
 CONFORMANCE = --conformance docs/benchmarks/$(TODAY)-conformance
 
-test-long: .venv/test.stamp .venv-long/test.stamp  ## by hand, before a release: what `make test` leaves out; then the conformance suite over every integration, DeepSpeed and torchtitan too, its reports and the matrix (about 20 minutes)
+test-long: .venv/test.stamp .venv/docs.stamp .venv-long/test.stamp  ## by hand, before a release: what `make test` leaves out; then the conformance suite over every integration, DeepSpeed, torchtitan and torchft too, its reports and the matrix (about half an hour)
 	@$(MAKE) --no-print-directory tests TESTS=--long
-	DS_ACCELERATOR=cpu $(LONG)/python -m pytest -p tests.conformance $(CONFORMANCE)-apart.json tests/integrations/test_deepspeed*.py tests/integrations/test_torchtitan.py
+	DS_ACCELERATOR=cpu $(LONG)/python -m pytest -p tests.conformance $(CONFORMANCE)-apart.json tests/integrations/test_deepspeed*.py tests/integrations/test_torchtitan.py tests/integrations/test_torchft.py
 	$(BIN)/python -m pytest -p tests.conformance $(CONFORMANCE).json -m conforms tests/test_guard.py tests/ranks tests/integrations
 	$(BIN)/python -m tests.conformance
 	$(BIN)/python -m pytest tests/integrations/test_conformance.py
 
 .venv-long/test.stamp: .venv/test.stamp
 	$(BIN)/python -m venv .venv-long
-	$(LONG)/python -c "import pathlib, sysconfig; place = pathlib.Path(sysconfig.get_path('purelib')); (place / 'shared.pth').write_text(str(place.resolve()).replace('.venv-long', '.venv'))"
+	$(LONG)/python -c "import pathlib, sysconfig; place = pathlib.Path(sysconfig.get_path('purelib')); (place / 'shared.pth').write_text('import site; site.addsitedir(%r)' % str(place.resolve()).replace('.venv-long', '.venv'))"
 	$(LONG)/python -m pip --disable-pip-version-check --quiet install wheel
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(LONG)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt \
 	  --no-build-isolation 'deepspeed>=0.19.8,<0.20'
 	$(LONG)/python -m pip --disable-pip-version-check --quiet install --no-deps torchtitan==0.3.0 torch_checkpointing spmd_types==0.2.3 triton
+	$(LONG)/python -m pip --disable-pip-version-check --quiet install --no-deps 'torchft>=0.2,<0.3'
+	$(LONG)/python -m pip --disable-pip-version-check --quiet install 'opentelemetry-exporter-otlp-proto-http>=1.39'
 	@touch $@
+
+matrix: .venv/test.stamp  ## by hand, before a release: the conformance suite against the oldest and newest frameworks that are accepted; its report, and the table of docs/versions.md (about 25 minutes; MATRIX="trl lightning" for some)
+	$(BIN)/python -m tests.matrix $(MATRIX)
 
 style: .venv/test.stamp
 	$(BIN)/ruff format --check .
@@ -71,6 +76,11 @@ bench: .venv/test.stamp  ## SpikeBench: detectors, recovery, overhead, diagnosis
 	$(BIN)/python bench/reading.py
 	$(BIN)/python bench/dashboard.py
 
+# In two steps: the pages are laid out (with the reference, from docstrings and --help), and zensical makes HTML of them.
+docs: .venv/docs.stamp  ## the site of the docs in build/site/site; to search it: `python3 -m http.server -d build/site/site`
+	$(BIN)/python -m docs.site.assemble build/site
+	cd build/site && ../../$(BIN)/zensical build --strict
+
 drills: .venv/test.stamp  ## break runs in every way there is, and see whether the replay says why (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/drills.py --keep experiments/drills
 
@@ -83,8 +93,13 @@ dist: .venv/bin/python  ## wheel and sdist in dist/, the same bytes whoever buil
 	$(PIP) hatchling
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m hatchling build -d dist
 
+.venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing zensical into .venv"
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
 clean:  ## remove the environment and the caches; runs in experiments/ are yours and stay
-	rm -rf .venv .venv-long .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-long .venv-matrix build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The browser that tests/browser needs, where it may be installed; where not, these tests are skipped and say so.
 chromium:

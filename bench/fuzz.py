@@ -200,7 +200,6 @@ def warm_up(thrower: Thrower) -> None:
         "tyro",
         "bokeh",
         "safetensors",
-        "wandb",
         "tensorboard",
         "markdown_it",
         "tokenizers",

@@ -47,7 +47,15 @@ TRAINS = (
         "lab/test_train",
         "report/test_postmortem_run",
     ),
-    *("cli/test_coordcheck", "cli/test_dashboard", "cli/test_do", "cli/test_drill", "cli/test_main", "cli/test_run"),
+    *(
+        "cli/test_coordcheck",
+        "cli/test_dashboard",
+        "cli/test_do",
+        "cli/test_drill",
+        "cli/test_gallery",
+        "cli/test_main",
+        "cli/test_run",
+    ),
     *(
         "cli/test_text_of_strangers",
         "cli/test_tracker",

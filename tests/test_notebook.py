@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +14,7 @@ from tests.diagnosis.test_cases import diagnosis_of
 
 from sealegs import Finding, Run, Severity, Verdict, open_run
 
+ROOT = Path(__file__).parents[1]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=y>\x1b[2J"
 
 
@@ -80,6 +83,18 @@ def test_a_diagnosis_shows_verdict_action_and_causes(tmp_path: Path) -> None:
     assert "lr discontinuity (established)" in found.text
     assert {"svg", "polyline", "table"} <= set(found.tags)
     assert found.tags.count("title") == 3 * len(diagnosis.findings.incidents), "a band in each of three panels"
+
+
+def test_the_snippet_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "check.md").read_text(), re.DOTALL)
+    (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},{4 - step / 100}\n" for step in range(80)))
+    monkeypatch.chdir(tmp_path)
+    *lines, last = snippet.strip().splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)  # noqa: S102 our own docs
+    found = Tags(eval(last, names)._repr_html_())  # noqa: S307 as a notebook does
+    assert {"svg", "table"} <= set(found.tags)
+    assert "verdict" in found.text
 
 
 def test_a_verdict_shows_its_findings() -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from docs.site.markdown import headings, links
+from tests.pages import assert_said, blocks, commands_of, programs_of
 
 import sealegs
 from sealegs.cli.main import main
@@ -62,17 +63,11 @@ scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
 MODELS = {"conv-net": CONV_NET, "encoder": ENCODER}
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-
-
 @pytest.fixture
 def programs() -> tuple[str, str]:
     """A loop as it was, and as the diff makes it."""
     (diff,) = blocks(README, "diff")
-    before = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("+"))
-    after = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
-    return before, after
+    return programs_of(diff)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -160,13 +155,6 @@ def test_a_playbook_is_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert str(names["mine"]).startswith("playbook mine")
 
 
-def commands_of(block: str) -> list[list[str]]:
-    """The words of each `sealegs` command, without the remark behind it."""
-    lines = [shlex.split(re.sub(r"\s#.*", "", line)) for line in block.splitlines()]
-    assert {program for program, *_ in lines} == {"sealegs"}
-    return [words for _, *words in lines]
-
-
 def what_the_page_on_the_folder_reads(run: str) -> list[str]:
     """The last step of a run, and whether torch was needed for it."""
     (reading,) = blocks((ROOT / "docs" / "run-folder.md").read_text(), "python")
@@ -190,8 +178,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         assert main(words) == 0, words
     said, noted = capsys.readouterr()
     for shown in re.findall(r"^    (step \d+  SKIP  .*)$", README, flags=re.MULTILINE):
-        pattern = re.sub(r"\d+\.\d+", r"[\\d.]+", shown)
-        assert re.search(pattern, noted), f"{shown}: the numbers may differ, the words may not; {noted}"
+        assert_said(shown, noted)
     assert what_the_page_on_the_folder_reads("begun") == ["90", "False"]
     assert "TESTED CAUSE: unlogged step size" in said
     assert "a learning rate 30 times the one in the log" in said.replace("\n  ", " ")
@@ -285,19 +272,6 @@ def test_links_lead_somewhere(page: str) -> None:
         target = path.parent / file if file else path
         assert target.exists(), link
         assert not heading or heading in headings(target.read_text()), link
-
-
-def links(text: str) -> list[str]:
-    """Where the links and pictures of a page lead to; what stands in code is none."""
-    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "``", text, flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"\]\(([^)\s]+)\)", prose)
-
-
-def headings(text: str) -> list[str]:
-    """As links name them."""
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    found = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
-    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found]
 
 
 def test_the_settings_file_of_the_docs_is_taken(tmp_path: Path) -> None:

@@ -155,25 +155,80 @@ def test_two_builds_are_the_same_bytes_and_the_wheel_works_alone(tools: Path, tm
         "tests/test_release.py",
     } < held
     smoke(wheel, tmp_path)
+    smoke(wheel, tmp_path, *(requirement.replace(">=", "==") for requirement in PROJECT["dependencies"]))
 
 
-def smoke(wheel: Path, folder: Path) -> None:
-    """The installed wheel, where there is no torch."""
-    empty = folder / "empty"
+def smoke(wheel: Path, folder: Path, *versions: str) -> None:
+    """The installed wheel, where there is no torch, with the newest or the oldest of what it needs."""
+    empty = folder / ("oldest" if versions else "newest")
     venv.create(empty, with_pip=True)
-    pip(empty, str(wheel))
+    pip(empty, str(wheel), *versions)
     log = folder / "metrics.csv"
     log.write_text("step,loss\n" + "".join(f"{step},{4 - step / 100}\n" for step in range(80)))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for words, code in (
         (["--version"], 0),
+        ([], 0),
+        (["--print-completion", "bash"], 0),
         (["check", "metrics.csv"], 0),
         (["symptom", "loss-is-inf"], 0),
         (["train"], 2),
+        (["mcp"], 2),
     ):
-        command: list[str | Path] = [empty / "bin" / "sealegs", *words]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        done = sealegs_in(empty, folder, *words)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     program = "import sealegs, importlib.util as u; print(u.find_spec('torch'), sealegs.open_run)"
-    said = subprocess.run([empty / "bin" / "python", "-c", program], env=environment, capture_output=True, text=True)
-    assert said.stdout.startswith("None <function"), said.stderr
+    assert said_by(empty, folder, program).startswith("None <function")
+
+
+def sealegs_in(environment: Path, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A command of the wheel that is installed there."""
+    command: list[str | Path] = [environment / "bin" / "sealegs", *words]
+    return subprocess.run(command, cwd=folder, env=outside(), capture_output=True, text=True)
+
+
+def said_by(environment: Path, folder: Path, program: str) -> str:
+    """What a program prints there."""
+    command: list[str | Path] = [environment / "bin" / "python", "-c", program]
+    done = subprocess.run(command, cwd=folder, env=outside(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def outside() -> dict[str, str]:
+    """Nothing that leads back to these sources."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+LOOP = """
+import sealegs, torch
+model = torch.nn.Linear(4, 1)
+guard = sealegs.Guard(model, torch.optim.AdamW(model.parameters()), run="experiments/loop")
+for step in range(5):
+    loss = model(torch.randn(8, 4)).square().mean() * (float("nan") if step == 3 else 1)
+    loss.backward()
+    verdict = guard.step(loss)
+guard.close()
+print(sealegs.__file__, sealegs.open_run("experiments/loop").steps.tolist())
+"""
+
+
+@pytest.mark.long
+def test_the_wheel_works_with_torch(tools: Path, tmp_path: Path) -> None:
+    """torch by its version in constraints.txt, which is what `make` installs, too."""
+    wheel = next(
+        path for name, path in built(tools, tmp_path, umask=0o022, time=1_600_000_000).items() if "whl" in name
+    )
+    place = tmp_path / "with-torch"
+    venv.create(place, with_pip=True)
+    for named in ("torch", f"{wheel}[lab]"):
+        pip(place, "--constraint", str(ROOT / "constraints.txt"), named)
+    for words, code in (
+        (["train", "--size", "nano", "--steps", "20", "--run", "a", "--threads", "1"], 0),
+        (["check", "a"], 0),
+        (["audit", "experiments/a/checkpoints/20"], 0),
+        (["dashboard", "a"], 2),
+    ):
+        done = sealegs_in(place, tmp_path, *words)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    file, _, steps = said_by(place, tmp_path, LOOP).partition(" ")
+    assert (Path(file).is_relative_to(place), steps.strip()) == (True, "[0, 1, 2, 3, 4]")

@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -110,6 +110,9 @@ class Thrower:
             (self._work / name).write_bytes(content)
         path = self._work / "experiments" / "case"
         case.sample.write(path, self._outside)
+        if any(isinstance(content, bytes) and content.startswith(b":W&B") for content in case.sample.files.values()):
+            with suppress(ImportError):  # five seconds, of which the case is not to blame
+                import wandb  # noqa: F401
         words = [word.replace("{}", str(path)) for word in case.command]
         out, err = io.StringIO(), io.StringIO()
         here = Path.cwd()

@@ -33,6 +33,13 @@ class SealegsError(Exception):
 
     exit_code = 1
     """With which a loop should end that this ends: ``docs/launchers.md``."""
+    page = ""
+    """The page about it, where there is one. A traceback shows it below the sentence."""
+
+    def __init__(self, *told: object) -> None:
+        super().__init__(*told)
+        if self.page:
+            self.add_note(f"see {self.page}")
 
     def __str__(self) -> str:
         text = visible(super().__str__())
@@ -60,12 +67,15 @@ class RunBusy(SourceError):
 class StorageError(SealegsError):
     """Something could not be written; half-written files were removed."""
 
+    page = "docs/reliability.md"
+
 
 class RunHalted(SealegsError):
     """The run is stopped: going on would train on nothing, or on garbage. ``verdict`` is the last one, ``incident``
     what led to it."""
 
     exit_code = 70
+    page = "docs/recovery.md"
 
     def __init__(self, message: str, verdict: Verdict, incident: tuple[Verdict, ...] = ()) -> None:
         super().__init__(message)
@@ -77,10 +87,13 @@ class RestartRefused(SealegsError):
     """A run is not started again: what ended it would end it again, and a launcher would start it until it gives up."""
 
     exit_code = 72
+    page = "docs/launchers.md"
 
 
 class RanksChanged(RestartRefused):
     """A run cannot go on with this number of ranks, because its data cannot. ``ranks`` is the number that it can."""
+
+    page = "docs/elastic.md"
 
     def __init__(self, message: str, *, ranks: int | None = None) -> None:
         super().__init__(message)
@@ -109,6 +122,7 @@ class RankMissing(SealegsError):
     """The ranks of a run could not exchange their signals in time: which rank is missing, and at which step."""
 
     exit_code = 71
+    page = "docs/ranks.md"
 
 
 class SinkFailed(SealegsError):
@@ -116,6 +130,8 @@ class SinkFailed(SealegsError):
 
     One that ``goes_on`` keeps its place: it has reported what it lost, and tries again with what comes.
     """
+
+    page = "docs/trackers.md"
 
     def __init__(self, message: str, *, goes_on: bool = False) -> None:
         super().__init__(message)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from sealegs.lab.model import Attention, Transformer, rotate
@@ -293,6 +292,13 @@ def test_watching_changes_nothing() -> None:
 # Compiled models.
 
 
+def compile_counter(backend: str) -> Any:
+    """Imported here, since every worker would pay for it, and one runs this."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    return CompileCounterWithBackend(backend)
+
+
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
@@ -355,7 +361,7 @@ def alternating(
     way: Callable[..., Any], backend: str, *, arm_first: bool, force_eager: bool = False
 ) -> tuple[ActivationSampler, list[int], list[int]]:
     """Six steps, every other one sampled: the sampler, how many layers each sampled step saw, compilations so far."""
-    counter = CompileCounterWithBackend(backend)
+    counter = compile_counter(backend)
     model, call = way(Plain(), counter)
     sampler = ActivationSampler(model, force_eager=force_eager)
     seen, compilations = [], []
@@ -407,7 +413,7 @@ def test_forced_to_be_eager_every_compiled_model_is_seen(way: Callable[..., Any]
 @pytest.mark.usefixtures("fresh_compiler")
 def test_the_compiler_gets_its_stance_back() -> None:
     sampler = ActivationSampler(lab_model(), force_eager=True)
-    counter = CompileCounterWithBackend("eager")
+    counter = compile_counter("eager")
     double = torch.compile(lambda x: x * 2, backend=counter)
     with sampler.sampling():
         double(torch.ones(2))

@@ -178,7 +178,7 @@ def test_a_failure_of_the_inner_close_is_raised_by_close() -> None:
 
     sink = started(Unclosable())
     sink.row({"step": 0})
-    with pytest.raises(SinkFailed, match=r"inner: SystemExit: no; 1 rows and events delivered$"):
+    with pytest.raises(SinkFailed, match=r"inner: SystemExit: no; 1 rows and events delivered\n"):
         sink.close()
 
 

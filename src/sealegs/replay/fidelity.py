@@ -16,7 +16,8 @@ ALIKE = 0.01
 """Share of a departure that may be left where it is explained; also the relative difference that a first step may
 have."""
 PASSED = 0.05
-"""Share of a difference that may be left one step later, if only that step was affected."""
+"""Share of a difference that may be left one step later, if only that step was affected, or by what was fitted to that
+step."""
 ROUNDING, LEAP = 1e-6, 10.0
 """Relative difference that rounding explains, and the factor by which a difference must exceed all before it."""
 RATES = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
@@ -91,10 +92,9 @@ def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]
     step = left.step - 1
     experiment.hold(step)
     for lost, lose in LOST.items():
-        if _misfit(_after(experiment, step, before=lose), experiment, left) < ALIKE:
+        if _misfit(_after(experiment, step, before=lose), experiment, left.step) < ALIKE:
             return "optimizer-reset", f"{left}; an optimizer without {lost} at step {step} gives what was recorded"
-    factor, misfit = _nearest_rate(experiment, left)
-    if misfit < ALIKE:
+    if (factor := _fitting_rate(experiment, left)) is not None:
         text = f"a learning rate {factor:.3g} times the one in the log at step {step} gives what was recorded"
         return "unlogged-step-size", f"{left}; {text}"
     unexplained = f"{left}; neither data nor schedule nor another learning rate nor lost moments explain it"
@@ -117,8 +117,8 @@ def _is_over_at_once(experiment: Experiment, left: Departure) -> bool:
     return apart < PASSED * abs(left.was - left.now)  # never true if either is not finite
 
 
-def _nearest_rate(experiment: Experiment, left: Departure) -> tuple[float, float]:
-    """The factor on the learning rate that comes nearest to the record, and its misfit.
+def _fitting_rate(experiment: Experiment, left: Departure) -> float | None:
+    """The factor on the learning rate that gives what was recorded, also at the step after, to which it is not fitted.
 
     The search takes a grid, and bisects wherever the recorded loss lies between two neighbours. A larger step may lower
     the loss before it raises it, so there may be several such places.
@@ -130,17 +130,37 @@ def _nearest_rate(experiment: Experiment, left: Departure) -> tuple[float, float
             shows[factor] = _after(experiment, left.step - 1, factor=factor)
         return not shows[factor].loss <= left.was
 
-    def misfit(factor: float) -> float:
-        return _misfit(shows[factor], experiment, left)
+    def fits(factor: float) -> bool:
+        return _misfit(shows[factor], experiment, left.step) < ALIKE
 
     for low, high in [pair for pair in pairwise(RATES) if is_above(pair[0]) != is_above(pair[1])]:
         for _ in range(REFINED):
             middle = math.sqrt(low * high) or high / 2
             low, high = (low, middle) if is_above(low) != is_above(middle) else (middle, high)
-            if misfit(middle) < ALIKE:
-                return middle, misfit(middle)
-    best = min(shows, key=misfit)
-    return best, misfit(best)
+            if fits(middle):
+                break
+    found = sorted(filter(fits, shows), key=lambda factor: _misfit(shows[factor], experiment, left.step))
+    return next((factor for factor in found if _foretells(experiment, left, factor)), None)
+
+
+def _foretells(experiment: Experiment, left: Departure, factor: float) -> bool:
+    """Whether a rate, of one step or of all from there on, gives the next step, too; or nobody knows that one.
+
+    A step that is far too large does to a model much what other damage does: of thirty incidents that were made on
+    purpose, two had a rate that gave the one step and had nothing to do with what was done.
+    """
+    after = left.step + 1
+    if after not in experiment.seen or not math.isfinite(float(experiment.rows[after]["loss"])):
+        return True
+    for later in (1.0, factor):
+        experiment.go_to(left.step - 1)
+        for step, times in ((left.step - 1, factor), (left.step, later)):
+            rate, applied = float(experiment.rows[step]["lr"]) * times, bool(experiment.rows[step]["applied"])
+            experiment.loop.step(experiment.batches_of(step), lr=rate, applied=applied)
+        experiment.steps_run += 3
+        if _misfit(experiment.loop.look(experiment.batches_of(after)), experiment, after) < PASSED:
+            return True
+    return False
 
 
 def _after(
@@ -154,17 +174,18 @@ def _after(
     return experiment.loop.look(experiment.batches_of(step + 1))
 
 
-def _misfit(shows: StepOutcome, experiment: Experiment, left: Departure) -> float:
-    """How much of the departure is left in a rerun: of that of the loss, or of that of the gradient norm.
+def _misfit(shows: StepOutcome, experiment: Experiment, step: int) -> float:
+    """How much of the departure is left at a step in a rerun: of that of the loss, or of that of the gradient norm.
 
     Some factor on the learning rate always matches the loss, but hardly ever both.
     """
-    now = experiment.seen[left.step].grad_norm
-    norm = float(experiment.rows[left.step].get("grad_norm", shows.grad_norm))
-    if not all(map(math.isfinite, (left.was, shows.loss, shows.grad_norm, norm))):
+    row, unchanged = experiment.rows[step], experiment.seen[step]
+    loss, norm = float(row["loss"]), float(row.get("grad_norm", shows.grad_norm))
+    if not all(map(math.isfinite, (loss, shows.loss, shows.grad_norm, norm))):
         return math.inf  # any broken number gives NaN: that proves nothing
-    of_norm = abs(shows.grad_norm - norm) / max(abs(now - norm), LEAP * ROUNDING * norm, 1e-12)
-    return max(abs(shows.loss - left.was) / abs(left.was - left.now), of_norm)
+    of_loss = abs(shows.loss - loss) / max(abs(unchanged.loss - loss), LEAP * ROUNDING * abs(loss), 1e-12)
+    of_norm = abs(shows.grad_norm - norm) / max(abs(unchanged.grad_norm - norm), LEAP * ROUNDING * norm, 1e-12)
+    return max(of_loss, of_norm)
 
 
 def _same(a: float, b: float, allowed: float) -> bool:
