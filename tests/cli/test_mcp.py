@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ class Served:
 @pytest.fixture(scope="module")
 def served(place: Path) -> Served:
     found = Served()
-    anyio.run(talk, place, found)
+    with ThreadPoolExecutor(1) as apart:  # in this thread a browser's loop may run, of tests before
+        apart.submit(anyio.run, talk, place, found).result()
     return found
 
 

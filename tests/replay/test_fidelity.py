@@ -8,7 +8,7 @@ import pytest
 from sealegs.replay import fidelity
 from sealegs.replay.arms import Arm, Kind
 from sealegs.replay.experiment import Change, LossBefore, Outcome
-from sealegs.replay.fidelity import Departure, _nearest_rate, explained, ranks_apart
+from sealegs.replay.fidelity import Departure, _fitting_rate, explained, ranks_apart
 from sealegs.replay.subject import StepOutcome
 from sealegs.replay.tested_causes import Tried, _is_open
 from sealegs.vocabulary import Row
@@ -67,11 +67,57 @@ def test_the_rate_that_was_used_is_found_though_larger_ones_lower_the_loss_first
 
     monkeypatch.setattr(fidelity, "_after", lambda experiment, step, *, factor: shown(factor))
     was = shown(factor)
-    experiment = SimpleNamespace(rows={8: {"grad_norm": was.grad_norm}}, seen={8: shown(1.0)})
+    experiment = SimpleNamespace(rows={8: {"loss": was.loss, "grad_norm": was.grad_norm}}, seen={8: shown(1.0)})
     left = Departure(step=8, signal="loss", was=was.loss, now=shown(1.0).loss, agreed=7)
-    found, misfit = _nearest_rate(experiment, left)  # type: ignore[arg-type]
-    assert misfit < 0.01
-    assert found == pytest.approx(factor, rel=0.05)
+    assert _fitting_rate(experiment, left) == pytest.approx(factor, rel=0.05)  # type: ignore[arg-type]
+
+
+class Descent:
+    """Gradient descent on x^2 / 2 + x^3 / 30, and a record of it in which step 7 had another rate, as had perhaps all
+    after it; or in which it was as if, because somebody moved the weights, and did so again at step 8."""
+
+    def __init__(self, *, rate: float, then: float = 1.0, moved_again: float = 0.0) -> None:
+        self.loop, self.subject, self.steps_run = self, None, 0
+        self.rows: dict[int, Row] = {}
+        self.seen: dict[int, StepOutcome] = {}
+        for step in range(10):
+            self.go_to(step)
+            self.seen[step] = self.look([])
+        self.go_to(0)
+        for step in range(10):
+            loss, norm = self.look([])
+            self.rows[step] = {"step": step, "loss": loss, "grad_norm": norm, "lr": 0.1, "applied": 1}
+            self.step([], lr=0.1 * (rate if step == 7 else then if step > 7 else 1.0))
+            self.x += moved_again if step == 8 else 0.0
+
+    def batches_of(self, step: int) -> list[object]:
+        return []
+
+    def go_to(self, step: int) -> None:
+        self.x = 8.0
+        for _ in range(step):
+            self.step([], lr=0.1)
+
+    def step(self, batches: list[object], *, lr: float, applied: bool = True) -> None:
+        self.x -= lr * (self.x + self.x**2 / 10) * applied
+
+    def look(self, batches: list[object]) -> StepOutcome:
+        return StepOutcome(1 + self.x**2 / 2 + self.x**3 / 30, abs(self.x + self.x**2 / 10))
+
+
+@pytest.mark.parametrize(
+    ("record", "factor"),
+    [
+        (Descent(rate=4.0), 4.0),
+        (Descent(rate=4.0, then=4.0), 4.0),
+        (Descent(rate=4.0, moved_again=3.0), None),
+    ],
+    ids=["of one step", "of all from there on", "weights that somebody moves"],
+)
+def test_a_rate_that_was_fitted_to_one_step_must_give_the_next_one_too(record: Descent, factor: float | None) -> None:
+    left = Departure(step=8, signal="loss", was=record.rows[8]["loss"], now=record.seen[8].loss, agreed=7)
+    found = _fitting_rate(record, left)  # type: ignore[arg-type]
+    assert found == (factor if factor is None else pytest.approx(factor, abs=0.1))
 
 
 @pytest.mark.parametrize(("off", "cause"), [(0.003, None), (0.5, "corrupt-weight"), (math.nan, "corrupt-weight")])
