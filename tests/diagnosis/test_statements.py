@@ -83,6 +83,18 @@ def test_a_cause_that_was_tested_on_the_incident_is_the_first(tmp_path: Path) ->
     assert (unlikely.cause, unlikely.grade) == ("corrupt-gradient", "established"), "though no sign speaks for it"
 
 
+def test_a_cause_that_is_merely_left_over_is_not_the_first_where_another_is_established(tmp_path: Path) -> None:
+    left_over = replace(rerun(400, "corrupt-weight"), is_by_exclusion=True)
+    alone = spiked(tmp_path, left_over).hypotheses
+    assert (alone[0].cause, alone[0].grade) == ("corrupt-weight", "established")
+    swapped = {"kind": "intervention", "step": 401, "number": 1, "trigger": "bad-data", "acted": True}
+    swapped |= {"evidence": "forum: its data are bad", "actions": [{"action": "swap-source", "weight": 0.0}]}
+    first, *others = spiked(tmp_path, left_over, events=[swapped]).hypotheses
+    assert (first.cause, first.grade) == ("bad-data-batch", "established")
+    assert {each.cause: each.grade for each in others}.get("corrupt-weight") != "established"
+    assert spiked(tmp_path, rerun(400, "corrupt-weight"), events=[swapped]).hypotheses[0].cause == "corrupt-weight"
+
+
 def test_what_was_tested_of_another_incident_says_nothing_of_this_one(tmp_path: Path) -> None:
     told = spiked(tmp_path, rerun(200, "bad-data-batch", "hard-batch"))
     assert told.hypotheses == spiked(tmp_path).hypotheses

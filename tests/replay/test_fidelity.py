@@ -120,6 +120,26 @@ def test_a_rate_that_was_fitted_to_one_step_must_give_the_next_one_too(record: D
     assert found == (factor if factor is None else pytest.approx(factor, abs=0.1))
 
 
+@pytest.mark.parametrize(
+    ("times", "later", "cause"),
+    [
+        (8.0, 7.1, "accumulation-denominator"),
+        (8.0, 1.0, "corrupt-gradient"),
+        (8.01, 8.0, "corrupt-gradient"),
+        (1000.0, 1000.0, "corrupt-gradient"),
+        (math.inf, math.nan, "corrupt-gradient"),
+    ],
+    ids=["summed", "of one step", "no whole number", "too many parts", "not finite"],
+)
+def test_a_gradient_of_whole_times_the_right_one_is_a_sum(times: float, later: float, cause: str) -> None:
+    experiment = SimpleNamespace(
+        rows={9: {"loss": 3.1, "grad_norm": 1.5 * later}},
+        seen={8: StepOutcome(3.0, 1.25), 9: StepOutcome(3.0, 1.5)},
+    )
+    left = Departure(step=8, signal="grad_norm", was=1.25 * times, now=1.25, agreed=7)
+    assert explained(experiment, left)[0] == cause  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("off", "cause"), [(0.003, None), (0.5, "corrupt-weight"), (math.nan, "corrupt-weight")])
 def test_a_loss_that_some_rate_explains_and_a_norm_that_none_does_is_no_other_rate(
     off: float, cause: str | None, monkeypatch: pytest.MonkeyPatch

@@ -81,7 +81,7 @@ def test_in_a_young_run_it_is_found_after_a_row_of_batches_that_were_trained_on(
     ("fault", "cause", "told"),
     [
         ("activation-scale:factor=30,module=1", "kernel-fault", "the step after it is as the rerun has it"),
-        ("weight-scale:factor=12,tensor=1.weight", "corrupt-weight", "the weights were changed by something else"),
+        ("weight-scale:factor=12,tensor=1.weight", "corrupt-weight", "changed the weights or what is computed"),
     ],
 )
 def test_what_is_not_in_the_record_is_told_apart(

@@ -35,7 +35,7 @@ from sealegs.report.commands import verify as verified
 from sealegs.report.commands.replay import ArmShown, Replayed
 from sealegs.report.postmortem import plots
 from sealegs.report.postmortem.build import Case, diagnosed, logged_incidents, open_incident, postmortem_of
-from sealegs.report.postmortem.causes import discriminating, hypotheses, root_cause
+from sealegs.report.postmortem.causes import discriminating, hypotheses, root_cause, title_of
 from sealegs.report.postmortem.stretch import rows_about, stretch, went_back
 
 pytestmark = pytest.mark.xdist_group("postmortem")  # one run serves all
@@ -703,6 +703,32 @@ def test_what_is_not_in_the_record_rules_out_what_is(spiked: Case) -> None:
     document = postmortem_of(replace(spiked, replayed=shown))
     assert document.lesson.startswith("spike at step 600: ")
     assert document.symptoms.unusual_tokens is None
+
+
+def test_a_cause_that_is_merely_left_over_gives_way_to_one_that_the_log_establishes(
+    spiked: Case, tmp_path: Path
+) -> None:
+    """The reruns had no router that collapsed, and could not know that it was this that the record lacks."""
+    shown = replayed("corrupt-weight", departure="step 600 has another loss")
+    assert postmortem_of(replace(spiked, replayed=shown)).root_cause.startswith(title_of("corrupt-weight"))
+    rows = (
+        {"step": step, "loss": loss, "grad_norm": norm}
+        | {f"expert_load/0.{expert}": load for expert, load in enumerate((0.3, 0.3, 0.2, 0.2))}
+        | (
+            {f"expert_load/0.{expert}": load for expert, load in enumerate((0.98, 0.01, 0.005, 0.005))}
+            if step >= 600
+            else {}
+        )
+        for step, loss, norm in losses([600])
+    )
+    case = Case(source="night", run=open_run(make_run(tmp_path / "experts", rows, [])), incident=SPIKE, replayed=shown)
+    document = postmortem_of(case)
+    assert document.root_cause.startswith(f"{title_of('router-collapse')}, established by the log: ")
+    assert document.root_cause.endswith("which the record does not hold: step 600 has another loss.")
+    assert (document.hypotheses[0].cause, document.hypotheses[0].grade) == ("router-collapse", "established")
+    assert "balance" in " ".join(document.remediation)
+    tested = postmortem_of(replace(case, replayed=replayed("corrupt-gradient", departure="step 600 has another norm")))
+    assert tested.root_cause.startswith(title_of("corrupt-gradient")), "which the reruns have seen"
 
 
 FACTS: dict[str, Any] = {}

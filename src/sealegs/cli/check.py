@@ -169,7 +169,15 @@ def reruns_in(run: "Run") -> "tuple[list[Reruns], list[str]]":
             continue
         if replayed is not None:
             out = tuple(cause for cause, standing in replayed.causes.items() if standing == "not needed")
-            found.append(Reruns(incident=incident, cause=replayed.cause, because=replayed.because, not_needed=out))
+            found.append(
+                Reruns(
+                    incident=incident,
+                    cause=replayed.cause,
+                    because=replayed.because,
+                    is_by_exclusion=replayed.is_by_exclusion,
+                    not_needed=out,
+                )
+            )
     return found, damaged
 
 

@@ -95,6 +95,8 @@ class Reruns:
     cause: str | None
     """The tested root cause; None where the reruns establish none."""
     because: str
+    is_by_exclusion: bool = False
+    """Whether the cause is merely what is left."""
     not_needed: tuple[str, ...] = ()
     """Causes without which the incident is there all the same."""
 

@@ -201,15 +201,21 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
             beside.setdefault(card.name, []).append(
                 Statement(cause=card.name, weight="against", text=failed, source="attempts")
             )
-    weighed = [
-        weigh(
+
+    def weighed_with_all(card: Cause) -> Weighed:
+        return weigh(
             msgspec.structs.replace(card, opens=()) if kind.is_trained_before and card.name in LONG_RUNS else card,
             said,
             is_known=card.was_written_for(kind),
             beside=beside.get(card.name, ()),
         )
-        for card in cards
-    ]
+
+    weighed = [weighed_with_all(card) for card in cards]
+    is_left_over = tested is not None and facts.reruns is not None and facts.reruns.is_by_exclusion
+    if is_left_over and any(item.grade == "established" and item.card.name != tested for item in weighed):
+        beside[tested] = [replace(one, weight="fits") if one.weight == "tested" else one for one in beside[tested]]
+        weighed = [weighed_with_all(item.card) if item.card.name == tested else item for item in weighed]
+        tested = None
     listed = sorted(
         (item for item in weighed if item.grade),
         key=lambda item: (item.card.name != tested, GRADES.index(item.grade or "ruled out"), -item.points),

@@ -40,8 +40,8 @@ def outcome_of(
 ) -> Outcome:
     """Everything about the runs in a folder, whose final losses are those of the clean, unguarded and guarded one."""
     runs = [open_run(folder / name) for name in ("unguarded", "guarded")]
-    tested = None if replayed is None else replayed.cause
     shown = next((each.cause for each in diagnosis.hypotheses if each.grade in ("established", "supported")), None)
+    tested = None if replayed is None or (replayed.is_by_exclusion and shown != replayed.cause) else replayed.cause
     cause = tested or shown
     guard, seen, done = _guarded(incident, runs[1])
     return Outcome(

@@ -18,6 +18,8 @@ have."""
 PASSED = 0.05
 """Share of a difference that may be left one step later, if only that step was affected, or by what was fitted to that
 step."""
+MOST_PARTS, WHOLE = 64, 1e-4
+"""Micro-batches or ranks that may have been summed, and the share by which their sum may miss a whole number."""
 ROUNDING, LEAP = 1e-6, 10.0
 """Relative difference that rounding explains, and the factor by which a difference must exceed all before it."""
 RATES = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
@@ -82,6 +84,11 @@ def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]
     """The cause of a departure, and why: what must have happened that was not recorded."""
     if left.agreed == 0:
         return None, f"{left}: this is not the program that was run, so nothing can be tested"
+    if left.signal == "grad_norm" and (parts := _summed(experiment, left)):
+        return (
+            "accumulation-denominator",
+            f"{left}: {parts} times as large, and about as many times at the next step, and the loss is the same",
+        )
     if left.signal == "grad_norm":
         return (
             "corrupt-gradient",
@@ -104,8 +111,21 @@ def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]
             "was hardly a memory fault or a bad write; ask what changes gradients after their norm is taken"
         )
     return "corrupt-weight", (
-        f"{unexplained}: the weights were changed by something else, a memory fault or a bad write"
+        f"{unexplained}: something that is not in the record changed the weights or what is computed from them: "
+        "a memory fault, a bad write, code beside the loop"
     )
+
+
+def _summed(experiment: Experiment, left: Departure) -> int:
+    """How many parts a gradient is the sum of that is recorded as a whole number of times the right one; 0 if it is
+    not. One step may be wrong by such a number by chance, or on purpose; parts are summed at the next step, too."""
+    after = left.step + 1
+    if not (0 < left.now < left.was < math.inf) or after not in experiment.seen:
+        return 0
+    parts = round(left.was / left.now)
+    next_norm, usual = float(experiment.rows[after].get("grad_norm", math.nan)), experiment.seen[after].grad_norm
+    is_whole = 2 <= parts <= MOST_PARTS and abs(left.was / left.now - parts) < WHOLE * parts
+    return parts if is_whole and usual > 0 and 0.5 < next_norm / usual / parts < 2 else 0
 
 
 def _is_over_at_once(experiment: Experiment, left: Departure) -> bool:

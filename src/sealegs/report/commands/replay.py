@@ -103,6 +103,12 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """The tested root cause; null where the reruns establish none."""
     because: str
 
+    @property
+    def is_by_exclusion(self) -> bool:
+        """Whether the cause is what is left where the record differs from the reruns, and nothing that was tried tells
+        why: then a log that shows what it was knows better."""
+        return self.departure is not None and self.cause == "corrupt-weight"
+
 
 def read(content: bytes) -> Replayed:
     """Read the object back; a ``ValueError`` refuses any other file."""

@@ -1,8 +1,10 @@
 """What a post-mortem says about causes, from the diagnosis and the reruns of an incident."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
+
+import msgspec
 
 from sealegs.diagnosis.cause_cards import Remedy, causes
 from sealegs.diagnosis.facts import Facts
@@ -75,6 +77,17 @@ def hypotheses(facts: Facts, replayed: Replayed | None) -> tuple[CandidateCause,
     return tuple(found if replayed is None else _tested(found, replayed))
 
 
+def unless_the_log_knows(facts: Facts, replayed: Replayed | None) -> Replayed | None:
+    """The reruns, without a cause that is merely left over where the log establishes another one."""
+    if replayed is None or not replayed.is_by_exclusion:
+        return replayed
+    said = registry.read(facts)
+    shown = set(situations(facts, said))
+    cards = (card for card in causes().values() if shown & set(card.explains) and card.name != replayed.cause)
+    is_known = any(weigh(card, said).grade == "established" for card in cards)
+    return msgspec.structs.replace(replayed, cause=None) if is_known else replayed
+
+
 def panels_in(texts: Sequence[str]) -> tuple[int, ...]:
     """The panels that sentences cite.
 
@@ -88,7 +101,8 @@ def panels_in(texts: Sequence[str]) -> tuple[int, ...]:
 def discriminating(found: Sequence[CandidateCause], replayed: Replayed | None) -> tuple[str, ...]:
     """The evidence between the hypotheses: one line per rerun, otherwise the signs that favour some over others."""
     numbers = {each.cause: f"H{number}" for number, each in enumerate(found, 1)}
-    if replayed is not None and (told := tuple(_reruns(replayed, numbers))):
+    out = {each.cause for each in found if each.grade == "ruled out"}
+    if replayed is not None and (told := tuple(_reruns(replayed, numbers, out))):
         return told
     lines = []
     sentences = dict.fromkeys(text for each in found for text in (*each.evidence_for, *each.evidence_against))
@@ -108,8 +122,11 @@ def root_cause(found: Sequence[CandidateCause], replayed: Replayed | None, comma
     if replayed is not None and replayed.cause is not None:
         return f"{title_of(replayed.cause)}, tested: {replayed.because}."
     top = next((each for each in found if each.grade not in ("ruled out", "not supported")), None)
-    if top is not None and top.grade == "established":
+    if top is not None and top.grade == "established" and replayed is None:
         return f"{top.title}, established by the log and not replayed: {top.evidence_for[0]}."
+    if top is not None and top.grade == "established" and replayed is not None and replayed.departure:
+        seen = "the reruns show that something was at work which the record does not hold"
+        return f"{top.title}, established by the log: {top.evidence_for[0]}; {seen}: {replayed.departure}."
     first = top or next((each for each in found if each.grade != "ruled out"), None)
     test = first.next_test if first is not None else ""
     if replayed is None and has_capsule:
@@ -121,10 +138,11 @@ def root_cause(found: Sequence[CandidateCause], replayed: Replayed | None, comma
 
 def blamed(found: Sequence[CandidateCause], replayed: Replayed | None) -> str | None:
     """The cause whose remedy is proposed: the tested one, otherwise one that the log at least supports."""
-    if replayed is not None:
+    if replayed is not None and (replayed.cause is not None or not replayed.departure):
         return replayed.cause
     top = next(iter(found), None)
-    return top.cause if top is not None and top.grade in ("established", "supported") else None
+    enough = ("established", "supported") if replayed is None else ("established",)
+    return top.cause if top is not None and top.grade in enough else None
 
 
 def remedies(facts: Facts, cause: str) -> list[Remedy]:
@@ -206,7 +224,7 @@ def _tested(found: Sequence[CandidateCause], replayed: Replayed) -> list[Candida
         if each.cause == replayed.cause:
             told = (f"panel 1: {replayed.because} (rerun)", *each.evidence_for)
             likely.append(replace(each, grade="tested", evidence_for=told, panels=panels, next_test=""))
-        elif standing == OUT:
+        elif standing == OUT and not (replayed.cause is None and each.grade == "established"):
             why = replayed.departure or "the incident is there without it too"
             told = (f"panel 1: {why} (rerun)", *each.evidence_against)
             out.append(replace(each, grade="ruled out", evidence_against=told, panels=panels, next_test=""))
@@ -222,9 +240,9 @@ def _tested(found: Sequence[CandidateCause], replayed: Replayed) -> list[Candida
     return likely + out
 
 
-def _reruns(replayed: Replayed, numbers: dict[str, str]) -> Iterator[str]:
+def _reruns(replayed: Replayed, numbers: dict[str, str], ruled_out: Set[str]) -> Iterator[str]:
     if replayed.departure:
-        out = [number for cause, number in numbers.items() if _standing(cause, replayed) == OUT]
+        out = [number for cause, number in numbers.items() if cause in ruled_out and _standing(cause, replayed) == OUT]
         verdicts = [f"favours {_numbered(replayed.cause, numbers)}"] if replayed.cause else []
         verdicts += [f"rules out {_and(out)}"] if out else []
         yield f"panels 1, 3, run again from the same state and data: {replayed.departure}: {', '.join(verdicts)}"
