@@ -78,6 +78,7 @@ def drilled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, 
     return code, card, {each["name"]: each for each in card["drills"]}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("little_of_the_library")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(

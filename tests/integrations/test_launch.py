@@ -179,7 +179,7 @@ def has_nan(weights: bytes) -> bool:
         pytest.param(
             *((str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1"), ("--act",)), marks=pytest.mark.long
         ),
-        ((sys.executable,), ()),
+        pytest.param((sys.executable,), (), marks=pytest.mark.long),
     ],
     ids=["torchrun", "accelerate launch", "watched"],
 )
@@ -220,6 +220,7 @@ def test_loops_of_accelerate(start: tuple[str, ...], words: tuple[str, ...], tmp
     assert "2 prepared optimizers" in told
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("lightning")
 def test_fits_of_lightning(tmp_path: Path) -> None:
     program: list[str | Path] = [sys.executable, HERE / "launched_fit.py", tmp_path / "out"]

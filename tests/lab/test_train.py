@@ -403,12 +403,12 @@ def test_it_really_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch, of itself
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_the_compiled_model_computes_the_same(
-    tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the C++ is still made and compiled; without vector types it is a third less of it, and without the evaluation of a
-    # run that comes to its end another
-    monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", False)
+    """By the graphs alone, and with the C++ that is made of them, which takes a compiler forty seconds."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # it begins a pool of processes else
     losses = []
     for compiled in (False, True):
