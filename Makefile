@@ -34,6 +34,7 @@ CONFORMANCE = --conformance docs/benchmarks/$(TODAY)-conformance
 
 test-long: .venv/test.stamp .venv/docs.stamp .venv-long/test.stamp  ## by hand, before a release: what `make test` leaves out; then the conformance suite over every integration, DeepSpeed, torchtitan and torchft too, its reports and the matrix (about half an hour)
 	@$(MAKE) --no-print-directory tests TESTS=--long
+	@$(MAKE) --no-print-directory tests TESTS='-m hypothesis --hypothesis-profile thorough'
 	DS_ACCELERATOR=cpu $(LONG)/python -m pytest -p tests.conformance $(CONFORMANCE)-apart.json tests/integrations/test_deepspeed*.py tests/integrations/test_torchtitan.py tests/integrations/test_torchft.py
 	$(BIN)/python -m pytest -p tests.conformance $(CONFORMANCE).json -m conforms tests/test_guard.py tests/ranks tests/integrations
 	$(BIN)/python -m tests.conformance
@@ -63,7 +64,7 @@ types: .venv/test.stamp
 	$(BIN)/mypy
 
 tests: .venv/test.stamp chromium
-	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
 format: .venv/test.stamp  ## mend what can be mended by machine
 	$(BIN)/ruff format .

@@ -24,8 +24,9 @@ PROCESSES = str(Path(__file__).parent / "processes")
 if PROCESSES not in (paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PROCESSES, *paths]))
 
-# No example is timed: machines are noisy, and a slow one is not wrong.
-hypothesis.settings.register_profile("sealegs", deadline=None)
+# No example is timed: machines are noisy, and a slow one is not wrong. There are others in every run.
+hypothesis.settings.register_profile("sealegs", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("sealegs")
 
 

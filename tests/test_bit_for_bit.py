@@ -140,6 +140,10 @@ TRAININGS = {
 }
 
 
+LIKE_OTHERS = ("SGD with momentum", "unclipped", "bf16 weights", "three precisions", "fp16 autocast, fused, unclipped")
+"""Of which others show nearly all."""
+
+
 class Plain:
     """Ends steps as loops do."""
 
@@ -246,7 +250,9 @@ def same_bits_at_any_address() -> Iterator[None]:
     torch.backends.mkldnn.set_flags(before)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LIKE_OTHERS else name for name in TRAININGS]
+)
 @pytest.mark.usefixtures("same_bits_at_any_address")
 def test_an_untouched_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     training = TRAININGS[name]

@@ -21,9 +21,9 @@ from sealegs.vocabulary import Row
 pytestmark = pytest.mark.xdist_group("harm")  # one plain training serves several tests
 OPEN = "bench.healthy.open"
 SAMPLE = [
-    ("tabular", "rare-positives", "guard"),
-    ("images", "task-switches", "playbook"),
-    ("generative", "adversaries", "playbook"),
+    pytest.param("tabular", "rare-positives", "guard", marks=pytest.mark.long, id="rare-positives"),
+    pytest.param("images", "task-switches", "playbook", id="task-switches"),
+    pytest.param("generative", "adversaries", "playbook", marks=pytest.mark.long, id="adversaries"),
 ]
 """What a guard that skips high losses ruined, what playbooks rolled back: see docs/benchmarks/2026-11-17-harm.md."""
 
@@ -45,7 +45,7 @@ def half_a_game(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("half_a_game")
-@pytest.mark.parametrize(("module", "training", "keeper"), SAMPLE, ids=[name for _, name, _ in SAMPLE])
+@pytest.mark.parametrize(("module", "training", "keeper"), SAMPLE)
 def test_a_healthy_training_is_left_alone(module: str, training: str, keeper: str) -> None:
     plain, guarded = cells_of(module, training, keeper)
     counts = guarded["counts"]

@@ -107,6 +107,7 @@ def done(place: Path, case: str, rule: str, plan: Plan = PLAN) -> dict[str, Any]
     return branch(plan, 501, case, rule, place)
 
 
+@pytest.mark.long
 def test_a_clean_run_is_the_clean_twin_bit_for_bit_under_rules_that_do_nothing(place: Path) -> None:
     twin = done(place, CLEAN.name, PLAIN)
     assert (twin["wasted"], twin["skips"], twin["lost"], len(twin["loss"])) == (0, 0, False, PLAN.steps)
@@ -129,6 +130,7 @@ def test_a_nan_is_skipped_goes_through_or_is_multiplied_by_zero(place: Path) -> 
     assert (guarded["skips"], guarded["rollbacks"], guarded["lost"]) == (1, 0, False)
 
 
+@pytest.mark.long
 def test_what_palm_wastes_is_what_it_goes_back(place: Path) -> None:
     ended = done(place, LR, "PaLM restart and skip", LATER)
     # struck at 230, seen at 250; the checkpoint of 100 is the newest that is a hundred steps before

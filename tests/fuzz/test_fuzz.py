@@ -33,12 +33,12 @@ def fuzz(*words: str) -> subprocess.CompletedProcess[str]:
 def test_what_broke_something_once_and_some_of_everything_break_nothing(tmp_path: Path) -> None:
     cases = sorted((HERE / "cases").glob("*.json"))
     assert len(cases) >= 66
-    done = fuzz("--jobs", "1", "--cases", "3", "--seconds", "100", "--found", str(tmp_path), "--first", f"{HERE}/cases")
+    done = fuzz("--jobs", "1", "--cases", "1", "--seconds", "100", "--found", str(tmp_path), "--first", f"{HERE}/cases")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split(": exit code ")[0] for line in done.stdout.splitlines()[: len(cases)]] == [c.name for c in cases]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["findings"] == []
-    assert {name: tally["cases"] for name, tally in summary["targets"].items()} == dict.fromkeys(TARGETS, 3)
+    assert {name: tally["cases"] for name, tally in summary["targets"].items()} == dict.fromkeys(TARGETS, 1)
     assert "| all | " in done.stdout
 
 

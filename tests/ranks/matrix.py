@@ -410,10 +410,9 @@ def main(out: Path, names: list[str]) -> None:
                 shutil.copytree(out / name, out / f"{name} again")
             dist.barrier()
             saw[name]["resumed"] = resumed(CASES[name].part(rank), out / f"{name} again")
-    if not names:
-        saw["refused"] = refusals(out, rank)
-        saw["one of four"] = differing(ddp(rank).model, {2}, out / "one of four", rank)
-        saw["two of four"] = differing(ddp(rank).model, {2, 3}, out / "two of four", rank)
+    saw["refused"] = refusals(out, rank)
+    saw["one of four"] = differing(ddp(rank).model, {2}, out / "one of four", rank)
+    saw["two of four"] = differing(ddp(rank).model, {2, 3}, out / "two of four", rank)
     (out / f"{rank}.json").write_text(json.dumps(saw))
     dist.barrier()
     dist.destroy_process_group()

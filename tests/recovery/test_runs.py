@@ -226,6 +226,7 @@ def test_one_tensor_with_other_gradients_is_damage(branch: Branch) -> None:
     assert not events(run, "announced")
 
 
+@pytest.mark.long
 def test_rare_tokens_where_margins_are_gone(branch: Branch) -> None:
     fault = "rare-tokens:batches=10@230"
     clean = loss_of(branch(kind=LOOSE)[0])

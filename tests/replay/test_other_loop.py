@@ -54,7 +54,12 @@ CAUSES = (
 )
 
 
-@pytest.mark.parametrize("what", CAUSES)
+LIKE_OTHERS = ("hard-batch:strength=2.4", "stale-beta2", "log-of-zero")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.long] if what in LIKE_OTHERS else []) for what in CAUSES]
+)
 def test_the_cause_is_the_one_that_was_put_in(what: str, train: Train, tmp_path: Path) -> None:
     wrong = other_loop.parsed(what)
     train(wrong, 0, tmp_path / "a")

@@ -108,7 +108,17 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize(("fault", "cause"), CAUSES.items())
+LIKE_OTHERS = ("encoding-junk:", "weight-scale:")
+"""Which `make drills` runs, too, as all of them."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        pytest.param(fault, cause, marks=[pytest.mark.long] if fault.startswith(LIKE_OTHERS) else [])
+        for fault, cause in CAUSES.items()
+    ],
+)
 def test_the_cause_is_the_one_that_was_put_in(fault: str, cause: str, judged: Judged) -> None:
     found = judged(fault)
     assert found.cause == cause, found.because

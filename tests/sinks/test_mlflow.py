@@ -336,6 +336,7 @@ def test_another_run_may_make_the_experiment_first(served: Place, monkeypatch: p
     assert next(answers, "used") == "used"
 
 
+@pytest.mark.long
 def test_two_runs_may_make_the_embedded_store_at_once(tmp_path: Path) -> None:
     program = (
         "import sys, mlflow.store.tracking.sqlalchemy_store; from sealegs.sinks.mlflow import MlflowSink\n"
