@@ -27,6 +27,9 @@ Place: TypeAlias = Literal["local", "slurm", "ray"]
 _LOOK_S = 2.0
 _TO_STOP_S = 10.0
 """After which the pool does not end by itself. What has been counted lies whole in the work folder."""
+_LOOKS_AT_THE_END = 15
+"""With processes missing though all is counted, as where the pool ends. For one that was killed between its last count
+and its word of it the pool would wait for ever."""
 _KILLED = "a process of the scan was killed, most often for want of memory: give fewer --jobs; the same command goes on"
 _PAUSE = 20
 """Times that a look takes, from one to the next: thousands of files in a store take long."""
@@ -236,7 +239,7 @@ def _watched(work: WorkFolder, stage: Stage, tell: Callable[[Progress], None]) -
             here = {each.pid for each in multiprocess.active_children() if each.pid is not None}
             missing = missing + 1 if known - here else 0
             known |= here
-            if missing > 1 and not is_done(work, stage) and not over.is_set():
+            if missing > (_LOOKS_AT_THE_END if missing > 1 and is_done(work, stage) else 1) and not over.is_set():
                 killed.append(True)
                 for each in multiprocess.active_children():
                     each.kill()
