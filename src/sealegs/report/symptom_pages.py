@@ -25,6 +25,11 @@ IN_BRACKETS = (
     "nothing*; it *changes the run*, so do it where the cause is likely, and one thing at a time; or it is *a person's "
     "decision*, since it changes the data, the machine or the plan."
 )
+PRINTED = (
+    "`trainer_state.json` lies in the Trainer's checkpoints (`out/checkpoint-500`), so there is none before the first "
+    "is saved. What the Trainer prints will do as well: `sealegs check train.log`."
+)
+MEASURED = " ([measured](../benchmarks/2026-11-18-kinds.md))"
 ADDRESSES = (
     (re.compile(r"\barXiv:(\d{4}\.\d{4,5})"), r"[\g<0>](https://arxiv.org/abs/\1)"),
     (re.compile(r"(?<!/)\b((?:[a-z0-9-]+\.)+(?:com|co|ai|org|io)/[\w./-]*\w)"), r"[\1](https://\1)"),
@@ -94,7 +99,8 @@ def page(symptom: Symptom, *, is_linked: bool = False, shown: Sequence[tuple[str
         symptom.command,
         "```",
         symptom.tells,
-        *(["", f"How well this is known: {symptom.known}"] if symptom.known else []),
+        *(["", PRINTED] if "trainer_state.json" in symptom.command else []),
+        *(["", f"How well this is known: {symptom.known}{MEASURED if is_linked else ''}."] if symptom.known else []),
         "",
         "Without it:",
         *(f"- {step}" for step in symptom.by_hand),
@@ -104,13 +110,17 @@ def page(symptom: Symptom, *, is_linked: bool = False, shown: Sequence[tuple[str
         "## What to do first",
         symptom.first,
         "",
-        IN_BRACKETS if is_linked else IN_BRACKETS.replace("*", ""),
+        _in_brackets(is_linked=is_linked) if cards else "Then, by what it is:",
         *(f"- {each.title}: {each.do}." for each in symptom.reasons),
         *_remedies(cards),
     ]
     if references:
         lines += ["", "## References", *(f"- {_linked(text) if is_linked else text}" for text in references)]
     return "\n".join(lines + (_links(symptom, shown) if is_linked else []))
+
+
+def _in_brackets(*, is_linked: bool) -> str:
+    return IN_BRACKETS if is_linked else IN_BRACKETS.replace("*", "")
 
 
 def _tests(symptom: Symptom, cards: list[Cause]) -> list[str]:
