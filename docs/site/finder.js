@@ -37,9 +37,9 @@
   function further(isEmpty) {
     const line = document.createElement("p");
     const links = [
-      [isEmpty ? "No page has these words. See " : "Not among them? See ", "symptoms/", "all symptoms"],
+      [isEmpty ? "No page has these words. See " : "Not among them? See ", "symptoms/index.html", "all symptoms"],
       [". To skip a bad update before it is made, see ", "guard.html", "the guard"],
-      ["; what a training log shows says ", "check.html", "sealegs check"],
+      [". To judge a training log, see ", "check.html", "sealegs check"],
     ];
     for (const [before, page, text] of links) {
       const link = document.createElement("a");
