@@ -18,7 +18,7 @@ import yaml
 from docs.site import reference
 from docs.site.markdown import for_python_markdown, links, relinked
 
-from sealegs.diagnosis.symptoms import ENDINGS, SAME, SAY_NOTHING, symptoms, worth_of_words
+from sealegs.diagnosis.symptoms import ENDINGS, SAME, SAY_NOTHING, phrases, symptoms, worth_of_words
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -68,11 +68,15 @@ def add_finder(folder: Path) -> None:
     for name in ("finder.js", "finder.css"):
         shutil.copyfile(Path(__file__).with_name(name), folder / name)
     worth = worth_of_words()
+    said = {name: [" ".join(words) for words in each] for name, each in phrases().items()}
     tables = {
         "same": SAME,
         "sayNothing": sorted(SAY_NOTHING),
         "endings": ENDINGS,
-        "symptoms": [{"name": name, "title": each.title, "worth": worth[name]} for name, each in symptoms().items()],
+        "symptoms": [
+            {"name": name, "title": each.title, "worth": worth[name], "phrases": said[name]}
+            for name, each in symptoms().items()
+        ],
     }
     (folder / "tables.js").write_text(f"window.sealegsSymptoms = {json.dumps(tables)};\n", "utf-8")
 

@@ -40,6 +40,13 @@ def test_the_box_gives_what_the_command_gives(browser: Browser, tmp_path: Path) 
         tab.page.goto((tmp_path / "symptoms" / "index.html").as_uri())
         tab.page.get_by_role("searchbox").fill("grad_norm nan")
         assert tab.page.locator("li a").first.inner_text() == "grad_norm is nan and loss is 0.0"
+        assert tab.page.get_by_role("status").inner_text().startswith("Not among them? See all symptoms.")
+        tab.page.get_by_role("searchbox").fill("xyzzy")
+        below = tab.page.get_by_role("status")
+        assert below.inner_text().startswith("No page has these words. See all symptoms. To skip a bad update")
+        assert below.get_by_role("link", name="the guard").get_attribute("href") == f"{tmp_path.as_uri()}/guard.html"
+        tab.page.get_by_role("searchbox").fill(" ")
+        assert below.inner_text() == ""
         listed = tab.page.evaluate(LISTED, questions)
         home = (tmp_path / "symptoms").as_uri()
         for question, links in zip(questions, listed, strict=True):

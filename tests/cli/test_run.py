@@ -1,17 +1,19 @@
 """`sealegs run` around commands that train nothing, or never get to it: the command is as it would be without."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from sealegs.cli.main import main
-from sealegs.cli.run import carried_out
-from sealegs.integrations.launch.request import Request, reports_in
+from sealegs.cli.run import carried_out, refusals_told
+from sealegs.integrations.launch.request import Report, Request, reports_in
 
 NOTHING = (
     "sealegs run: nothing was guarded: no Trainer of transformers or Lightning trained, and no loop of Accelerate; "
@@ -108,6 +110,24 @@ def test_a_python_without_sealegs_goes_on_and_says_so(tmp_path: Path, capfd: pyt
     (said,) = reports_in(reports)
     assert said.text.startswith(f"{bare}")
     assert said.text.endswith("(No module named 'sealegs'); install it there: pip install sealegs")
+
+
+def test_what_cannot_be_guarded_is_said_while_the_command_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reports = tmp_path / "reports"
+    refused = json.dumps(asdict(Report("refused", "transformers.Trainer", "its Trainer has no such method")))
+    guarded = json.dumps(asdict(Report("guarded", "Lightning's Trainer", "/data/a")))
+    reports.write_text(f"{refused}\n{guarded}\n{refused}\n{refused[:20]}")
+    told, until = "", time.monotonic() + 20
+    with refusals_told(reports, every_s=0.01):
+        while not told and time.monotonic() < until:
+            time.sleep(0.05)
+            told += capfd.readouterr().err
+    told += capfd.readouterr().err
+    assert told == ("sealegs run: the training goes on, but transformers.Trainer: its Trainer has no such method\n"), (
+        "once, and the line that is being written not at all"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

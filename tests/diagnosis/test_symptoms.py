@@ -114,6 +114,18 @@ def test_what_people_search_for_finds_the_page_that_says_so() -> None:
             assert each in found(words, most=3), words
 
 
+@pytest.mark.parametrize(
+    ("question", "page"),
+    [
+        ("My run diverged: why, and what do I do now?", "loss-spikes-and-stays-high"),
+        ("training diverged", "loss-spikes-and-stays-high"),
+        ("one rank gives nan", "one-rank-gives-nan"),
+    ],
+)
+def test_a_question_that_says_no_more_than_a_page_has_it_first(question: str, page: str) -> None:
+    assert found(question)[0].name == page
+
+
 def test_words_that_say_nothing_find_nothing() -> None:
     assert found("why is it that") == []
     assert found("") == []
@@ -146,6 +158,7 @@ first = "Wait."
         (ONE.format(cause="no-such-card"), "a names no-such-card; causes.toml has no such card"),
         (ONE.format(cause="plateau") * 2, "two symptoms are called a; give one another name"),
         (ONE.format(cause="plateau") + "other = 1", "unknown field `other`"),
+        (ONE.replace('"{cause}"', ""), "a has neither causes nor reasons; name what brings it"),
     ],
 )
 def test_a_wrong_file_is_refused_in_a_sentence(text: str, sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sealegs.cli.main import COMMANDS, main
 from sealegs.diagnosis.cause_cards import causes
 from sealegs.diagnosis.symptoms import Symptom, symptoms
+from sealegs.gallery.definitions import by_symptom, incidents
 from sealegs.report.symptom_pages import files, page
 
 FOLDER = Path(__file__).parents[2] / "docs" / "symptoms"
@@ -16,8 +18,9 @@ FOLDER = Path(__file__).parents[2] / "docs" / "symptoms"
 
 def test_the_pages_are_as_the_command_writes_them() -> None:
     there = {path.name: path.read_text() for path in FOLDER.iterdir()}
-    assert sorted(there) == sorted(files())
-    stale = [name for name, text in files().items() if there[name] != text]
+    made = files(by_symptom())
+    assert sorted(there) == sorted(made)
+    stale = [name for name, text in made.items() if there[name] != text]
     assert stale == [], "make them again: sealegs symptom --write docs/symptoms"
 
 
@@ -30,6 +33,41 @@ def test_a_page_has_what_its_cards_say() -> None:
     assert "](" not in text, "in a terminal a link is noise"
     shown = page(symptoms()["loss-jumps-after-resume"], is_linked=True).splitlines()[-1]
     assert shown.startswith("More: [what a checkpoint lacks](../audit.md) · [all symptoms](README.md) · ")
+
+
+def test_a_page_leads_to_the_incidents_of_the_gallery_that_show_it() -> None:
+    made = files(by_symptom())
+    shown = [each for each in incidents().values() if each.symptom is not None]
+    assert len(shown) >= 28
+    for each in shown:
+        assert f"[{each.title}](../gallery/{each.name}.md)" in made[f"{each.symptom}.md"]
+
+
+def test_two_causes_are_told_apart_once_and_addresses_are_links() -> None:
+    text = page(symptoms()["loss-spikes-and-stays-high"], is_linked=True)
+    asked = [frozenset(found) for found in re.findall(r"^- \*([^*]+)\*, or \*([^*]+)\*\? ", text, flags=re.MULTILINE)]
+    assert len(asked) > 3
+    assert len(set(asked)) == len(asked)
+    assert "[arXiv:2210.02414](https://arxiv.org/abs/2210.02414) (shrinks" in text
+    assert re.findall(r"(?<!\[)arXiv:\d", text) == []
+    one = page(symptoms()["grad-norm-nan-loss-zero"], is_linked=True)
+    assert "[artidoro/qlora issue 84](https://github.com/artidoro/qlora/issues/84)" in one
+
+
+def test_what_is_no_cause_stands_on_the_page_too() -> None:
+    slow = symptoms()["training-is-slow-on-one-rank"]
+    text = page(slow)
+    assert slow.reasons
+    assert slow.snippet.strip() in text
+    assert all(
+        f"**{each.title}.** {each.mechanism}" in text and f"- {each.title}: {each.do}." in text for each in slow.reasons
+    )
+    assert "## References" not in text
+
+
+@pytest.mark.parametrize("symptom", [each for each in symptoms().values() if each.snippet], ids=lambda each: each.name)
+def test_a_snippet_is_python(symptom: Symptom) -> None:
+    compile(f"while True:\n{textwrap.indent(symptom.snippet, '  ')}", symptom.name, "exec")
 
 
 @pytest.mark.parametrize("symptom", symptoms().values(), ids=lambda symptom: symptom.name)

@@ -65,7 +65,7 @@ class Options:
     """Which column is which signal, where the names do not say: loss=objective; may be given several times."""
     kind: Annotated[str | None, tyro.conf.arg(metavar="KIND")] = None
     """What kind of run it is, where the log does not tell: pretraining, fine-tuning, preference, policy-gradient,
-    diffusion, gan, vision or supervised, with +moe or +low-precision."""
+    diffusion, gan, vision or supervised, with +moe or +low-precision; or one of these two alone."""
     pattern: Annotated[str | None, tyro.conf.arg(metavar="REGEX")] = None
     """For text that is like no other: a regular expression with a named group a signal."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
+from threading import Event, Thread
 from typing import Annotated, Literal
 
 import tyro
@@ -26,8 +27,8 @@ process that it starts, trains with a Trainer of Hugging Face's (TRL, Axolotl, L
 it), with Lightning's, or in a loop of Accelerate's. What it sees and does is in experiments/NAME. Without --act and
 --playbook it only watches.
 
-The exit code is that of the command. Where nothing could be guarded, the command runs as ever, and the last line on
-stderr says why.
+The exit code is that of the command. Where nothing could be guarded, the command runs as ever; stderr says why as soon
+as it is known, and at the end.
 
 examples:
   sealegs run -- python train.py --lr 2e-5                    watch: what would be skipped, and why
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
             playbook=options.playbook,
             reports=str(reports),
         )
-        code = carried_out(command, asked.environment(os.environ))
+        with refusals_told(reports):
+            code = carried_out(command, asked.environment(os.environ))
         tell(f"sealegs run: {told(reports_in(reports), is_acting=asked.act)}")
     return code
 
@@ -88,6 +90,27 @@ def carried_out(command: Sequence[str], environment: Mapping[str, str]) -> int:
         processes.append(process)
         code = process.wait()
     return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def refusals_told(reports: Path, *, every_s: float = 1.0) -> Iterator[None]:
+    """Say while the command runs what could not be guarded, each thing once: the training may go on for days."""
+    over, seen = Event(), set[Report]()
+
+    def look() -> None:
+        while not over.wait(every_s):
+            for each in reports_in(reports):
+                if each.kind == "refused" and each not in seen:
+                    seen.add(each)
+                    tell(f"sealegs run: the training goes on, but {each.what}: {each.text}")
+
+    watcher = Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 @contextmanager

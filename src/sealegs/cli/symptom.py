@@ -39,7 +39,9 @@ def main(arguments: Sequence[str]) -> int:
     from sealegs.report import symptom_pages
 
     if options.write is not None:
-        say(f"wrote {symptom_pages.write(options.write)} pages to {options.write}")
+        from sealegs.gallery.definitions import by_symptom
+
+        say(f"wrote {symptom_pages.write(options.write, by_symptom())} pages to {options.write}")
         return 0
     if not options.words:
         for each in symptoms().values():

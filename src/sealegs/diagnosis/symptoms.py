@@ -41,12 +41,23 @@ SAY_NOTHING = frozenset(
         r"\w+",
         """
         a about after all am an and any are as at be but by can do does for from get getting go have how i if in is it
-        its model my no of on or so that the then there this to train training was what when where which while why
-        with you goes going
+        its me model my no now of on or our run runs running so that the then there this to train training want was we
+        what when where which while why with you your goes going
         """,
     )
 )
 ENDINGS = ("ing", "ed", "es", "s", "e")
+
+
+class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What brings a symptom and is no cause of a broken run, so that no card is about it."""
+
+    title: Words
+    mechanism: Words
+    test: Words
+    """How it is told from the others of the page."""
+    do: Words
+    """What to do about it, as an imperative."""
 
 
 class Symptom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +68,7 @@ class Symptom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     searched: Annotated[tuple[Words, ...], Some]
     """Other words that people search for it with."""
     usually: Words
-    causes: Annotated[tuple[Name, ...], Some]
+    causes: tuple[Name, ...]
     """The cards that bring it, the most common first."""
     command: Words
     tells: Words
@@ -65,6 +76,12 @@ class Symptom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by_hand: Annotated[tuple[Words, ...], Some]
     first: Words
     """What to do first."""
+    reasons: tuple[Reason, ...] = ()
+    """What else brings it; it stands before the cards."""
+    snippet: str = ""
+    """Python that measures it, by hand."""
+    known: str = ""
+    """How well the rules behind the command are known, where that is little."""
     see: str = ""
     """A page of the docs with more about it, as a link."""
     case: str = ""
@@ -93,6 +110,8 @@ def parsed(text: str) -> dict[str, Symptom]:
     if twice:
         raise ConfigError(f"symptoms.toml: two symptoms are called {twice[0]}; give one another name")
     for each in listed:
+        if not each.causes and not each.reasons:
+            raise ConfigError(f"symptoms.toml: {each.name} has neither causes nor reasons; name what brings it")
         strangers = [name for name in each.causes if name not in causes()]
         if strangers:
             raise ConfigError(f"symptoms.toml: {each.name} names {', '.join(strangers)}; causes.toml has no such card")
@@ -106,13 +125,28 @@ def symptom_of(cause: str) -> Symptom | None:
 
 
 def found(question: str, most: int = 5) -> list[Symptom]:
-    """The symptoms that share words with a question, the best first: rare words count more, and a title's double."""
-    asked = set(_words(question))
+    """The symptoms that share words with a question, the best first: rare words count more, and a title's double.
+
+    A question that says just what a page says that people search for counts threefold there.
+    """
+    asked = tuple(sorted(set(_words(question))))
     scores = {
-        name: sum(worth[word] for word in sorted(asked & worth.keys())) for name, worth in worth_of_words().items()
+        name: sum(worth[word] for word in asked if word in worth) * (3 if asked in phrases()[name] else 1)
+        for name, worth in worth_of_words().items()
     }
     ranked = sorted((name for name in scores if scores[name] > 0), key=lambda name: -scores[name])
     return [symptoms()[name] for name in ranked][:most]
+
+
+@cache
+def phrases() -> dict[str, tuple[tuple[str, ...], ...]]:
+    """The words of each title and of all that is searched for; ``docs/site/finder.js`` goes by them, too."""
+    return {
+        each.name: tuple(
+            dict.fromkeys(filter(None, (tuple(sorted(set(_words(text)))) for text in (each.title, *each.searched))))
+        )
+        for each in symptoms().values()
+    }
 
 
 @cache

@@ -101,6 +101,15 @@ def incidents() -> dict[str, Incident]:
     return parsed((resources.files("sealegs.gallery") / "incidents.toml").read_text("utf-8"))
 
 
+def by_symptom() -> dict[str, list[tuple[str, str]]]:
+    """Name and title of the incidents that show a symptom, by that of the symptom."""
+    shown: dict[str, list[tuple[str, str]]] = {}
+    for each in incidents().values():
+        if each.symptom is not None:
+            shown.setdefault(each.symptom, []).append((each.name, each.title))
+    return shown
+
+
 def named(name: str) -> Incident:
     """The incident of that name."""
     if name in incidents():

@@ -124,9 +124,9 @@ def log_too_coarse(log_steps: int) -> RuleFinding | None:
 
 @OPERATIONS.rule()
 def nan_filter_hides(nan_filter: bool) -> RuleFinding | None:
-    """Losses that are not finite are left out of the log.
+    """Losses that are not finite are replaced in the log.
 
-    Why: the mean over the logged interval is then taken of the others: a run that makes NaN every tenth step looks
+    Why: the mean of the losses since the last log stands in their place: a run that makes NaN every tenth step looks
       healthy, and one that makes nothing else logs a loss of 0.
     Set: logging_nan_inf_filter to false.
     Sure: established; it is on by default in Hugging Face's Trainer.

@@ -3,7 +3,9 @@
 Mechanisms, tests, remedies and references are those of the cause cards.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from sealegs.diagnosis.cause_cards import Cause, causes
@@ -14,23 +16,45 @@ MADE = (
     "change those. -->"
 )
 GRADES = {
-    "safe": "costs nothing if it is another cause",
+    "safe": "costs nothing",
     "opt-in": "changes the run",
     "show-only": "a person's decision",
 }
+IN_BRACKETS = (
+    "Then, by the cause. In brackets are the setting, its value, and what it costs if the cause is another: it *costs "
+    "nothing*; it *changes the run*, so do it where the cause is likely, and one thing at a time; or it is *a person's "
+    "decision*, since it changes the data, the machine or the plan."
+)
+PRINTED = (
+    "`trainer_state.json` lies in the Trainer's checkpoints (`out/checkpoint-500`), so there is none before the first "
+    "is saved. What the Trainer prints will do as well: `sealegs check train.log`."
+)
+MEASURED = " ([measured](../benchmarks/2026-11-18-kinds.md))"
+ADDRESSES = (
+    (re.compile(r"\barXiv:(\d{4}\.\d{4,5})"), r"[\g<0>](https://arxiv.org/abs/\1)"),
+    (re.compile(r"(?<!/)\b((?:[a-z0-9-]+\.)+(?:com|co|ai|org|io)/[\w./-]*\w)"), r"[\1](https://\1)"),
+    (re.compile(r"\b([\w-]+/[\w.-]+) issue (\d+)"), r"[\g<0>](https://github.com/\1/issues/\2)"),
+)
+"""What is an address in a reference, and the link that it becomes."""
+
+Shown = Mapping[str, Sequence[tuple[str, str]]]
+"""Incidents of the gallery by the symptom that they show: name and title."""
 
 
-def write(folder: Path) -> int:
+def write(folder: Path, shown: Shown) -> int:
     """Write all pages and their index, and return how many there are."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files().items():
+    for name, text in files(shown).items():
         (folder / name).write_text(text, encoding="utf-8")
     return len(symptoms())
 
 
-def files() -> Mapping[str, str]:
+def files(shown: Shown) -> Mapping[str, str]:
     """What is to lie in the folder of the pages, by the names of the files."""
-    pages = {f"{each.name}.md": f"{MADE}\n{page(each, is_linked=True)}\n" for each in symptoms().values()}
+    pages = {
+        f"{each.name}.md": f"{MADE}\n{page(each, is_linked=True, shown=shown.get(each.name, ()))}\n"
+        for each in symptoms().values()
+    }
     return pages | {"README.md": f"{MADE}\n{index()}\n"}
 
 
@@ -48,13 +72,16 @@ def index() -> str:
             *rows,
             "",
             "The causes on these pages are the cards of [causes.toml](../../src/sealegs/diagnosis/causes.toml).",
+            "To skip a bad update before it is made, see [the guard](../guard.md).",
         ]
     )
 
 
-def page(symptom: Symptom, *, is_linked: bool = False) -> str:
+def page(symptom: Symptom, *, is_linked: bool = False, shown: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a symptom; with links where it lies among the other pages."""
     cards = [causes()[name] for name in symptom.causes]
+    brought = [*((each.title, each.mechanism) for each in symptom.reasons), *((it.title, it.mechanism) for it in cards)]
+    references = _once(text for card in cards for text in card.references)
     lines = [
         f"# {symptom.title}",
         "",
@@ -64,7 +91,7 @@ def page(symptom: Symptom, *, is_linked: bool = False) -> str:
         symptom.usually,
         "",
         "The most common first:",
-        *(f"{number}. **{card.title}.** {card.mechanism}" for number, card in enumerate(cards, 1)),
+        *(f"{number}. **{title}.** {mechanism}" for number, (title, mechanism) in enumerate(brought, 1)),
         "",
         "## How to tell in five minutes",
         "With Sealegs:",
@@ -72,33 +99,46 @@ def page(symptom: Symptom, *, is_linked: bool = False) -> str:
         symptom.command,
         "```",
         symptom.tells,
+        *(["", PRINTED] if "trainer_state.json" in symptom.command else []),
+        *(["", f"How well this is known: {symptom.known}{MEASURED if is_linked else ''}."] if symptom.known else []),
         "",
         "Without it:",
         *(f"- {step}" for step in symptom.by_hand),
-        *_tests(cards),
+        *(["", "```python", *symptom.snippet.strip().splitlines(), "```"] if symptom.snippet else []),
+        *_tests(symptom, cards),
         "",
         "## What to do first",
         symptom.first,
         "",
-        "Then, by the cause:",
+        _in_brackets(is_linked=is_linked) if cards else "Then, by what it is:",
+        *(f"- {each.title}: {each.do}." for each in symptom.reasons),
         *_remedies(cards),
-        "",
-        "## References",
-        *(f"- {text}" for text in _once(text for card in cards for text in card.references)),
     ]
-    return "\n".join(lines + (_links(symptom) if is_linked else []))
+    if references:
+        lines += ["", "## References", *(f"- {_linked(text) if is_linked else text}" for text in references)]
+    return "\n".join(lines + (_links(symptom, shown) if is_linked else []))
 
 
-def _tests(cards: list[Cause]) -> list[str]:
-    """What tells two causes of the page apart, by the test of either card."""
+def _in_brackets(*, is_linked: bool) -> str:
+    return IN_BRACKETS if is_linked else IN_BRACKETS.replace("*", "")
+
+
+def _tests(symptom: Symptom, cards: list[Cause]) -> list[str]:
+    """What tells two causes of the page apart: of each two the test that comes first, and tests that are alike once."""
     titles = {card.name: card.title for card in cards}
-    lines = [
-        f"- *{card.title}*, or *{titles[test.apart_from]}*? {test.do[:1].upper()}{test.do[1:]}."
-        for card in cards
-        for test in card.tests
-        if test.apart_from in titles
-    ]
+    firsts: dict[frozenset[str], tuple[str, str]] = {}
+    for card in cards:
+        for test in card.tests:
+            if test.apart_from in titles:
+                which = f"*{card.title}*, or *{titles[test.apart_from]}*?"
+                firsts.setdefault(frozenset((card.name, test.apart_from)), (which, test.do))
+    lines = [f"- *{each.title}*? {_sentence(each.test)}" for each in symptom.reasons]
+    lines += [f"- {which} {_sentence(do)}" for which, do in firsts.values()]
     return ["", "To tell one cause from another:", *lines] if lines else []
+
+
+def _sentence(do: str) -> str:
+    return f"{do[:1].upper()}{do[1:]}."
 
 
 def _remedies(cards: list[Cause]) -> list[str]:
@@ -114,13 +154,33 @@ def _remedies(cards: list[Cause]) -> list[str]:
     return lines
 
 
-def _links(symptom: Symptom) -> list[str]:
-    more = f"More: {symptom.see} · " if symptom.see else ""
-    case = (
-        f" · [an incident like it](../../tests/cases/{symptom.case}.md), which is run as a test" if symptom.case else ""
-    )
+def _linked(reference: str) -> str:
+    """A reference whose addresses are links.
+
+    >>> _linked("PaLM, arXiv:2204.02311 (z-loss); pytorch/ao issue 3356")
+    'PaLM, [arXiv:2204.02311](https://arxiv.org/abs/2204.02311) (z-loss); [pytorch/ao issue 3356](https://github.com/pytorch/ao/issues/3356)'
+    """
+    for address, link in ADDRESSES:
+        reference = address.sub(link, reference)
+    return reference
+
+
+def _links(symptom: Symptom, shown: Sequence[tuple[str, str]]) -> list[str]:
+    return ["", " · ".join(chain(_more(symptom), _incidents(symptom, shown)))]
+
+
+def _more(symptom: Symptom) -> Iterator[str]:
     always = "[all symptoms](README.md) · [what `sealegs check` does](../check.md) · [guard a loop](../guard.md)"
-    return ["", f"{more}{always}{case}"]
+    yield f"More: {symptom.see} · {always}" if symptom.see else always
+
+
+def _incidents(symptom: Symptom, shown: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Incidents of the gallery, which can be run again; and the log that is checked in a test."""
+    if shown:
+        taken = ", ".join(f"[{title}](../gallery/{name}.md)" for name, title in shown)
+        yield f"taken apart in the [gallery](../gallery/README.md): {taken}"
+    if symptom.case:
+        yield f"[a log that shows it](../../tests/cases/{symptom.case}.md), on which `sealegs check` is tested"
 
 
 def _once(texts: Iterable[str]) -> list[str]:

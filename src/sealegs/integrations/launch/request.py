@@ -75,6 +75,6 @@ def attempt(what: str, make: Callable[[], T]) -> T | None:
 
 
 def reports_in(file: Path) -> list[Report]:
-    """What was reported, each thing once: every rank says the same."""
-    lines = file.read_text().splitlines()
+    """What was reported, each thing once: every rank says the same. A line that is being written is left out."""
+    lines = file.read_text().rpartition("\n")[0].splitlines()
     return list(dict.fromkeys(Report(**json.loads(line)) for line in lines))
