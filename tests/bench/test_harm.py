@@ -56,6 +56,7 @@ def test_a_healthy_training_is_left_alone(module: str, training: str, keeper: st
     assert guarded["quality"] == pytest.approx(plain["quality"], rel=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_restrained", [True, False])
 def test_a_guard_that_skips_high_losses_does_harm_unless_it_notices(
     monkeypatch: pytest.MonkeyPatch, is_restrained: bool

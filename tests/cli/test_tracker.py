@@ -21,6 +21,7 @@ MLFLOW = ("--tracker", "mlflow")
 OTHERS = ("--tracker", "wandb", "--tracker", "tensorboard", "--tracker", "trackio")
 
 
+@pytest.mark.long
 def test_a_run_and_its_resume_are_one_run_in_each_tracker(
     tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

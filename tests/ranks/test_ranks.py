@@ -113,6 +113,7 @@ def test_where_nothing_happens_weights_are_those_without_a_guard(tmp_path: Path)
     for rank in range(3):
         for alone, guarded in json.loads((tmp_path / f"{rank}.json").read_text()):
             assert alone == guarded
+            assert len(set(alone)) == len(alone) > 0
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])

@@ -324,7 +324,7 @@ def test_what_cannot_be_rescaled_is_refused_before_there_is_a_folder(tmp_path: P
         assert guard.number == EVERY
 
 
-@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_in_compiled_code_there_is_nothing_to_see_unless_sampled_steps_run_without(eager: bool, tmp_path: Path) -> None:
     model = model_of()
     compiled = torch.compile(model.losses, backend="eager")
