@@ -96,6 +96,20 @@ def told(steps: Iterable[Step]) -> list[tuple[int, str, str | bool | None]]:
     return [(place, n.kind, n.incident.trajectory or n.is_decaying) for place, n in followed(steps)[1]]
 
 
+def test_ranks_that_differ_are_an_incident_until_they_are_compared_and_the_same() -> None:
+    """The loss, a mean over all ranks, tells nothing of it."""
+    detectors = judge.standard()
+    state, before, news = judge.begin(detectors), begin(), []
+    for step in range(800):
+        row: Row = {"step": step, "loss": 2.5 + 0.05 * math.sin(step), "grad_norm": 0.5}
+        if step % 100 == 0:
+            row |= {"ranks_differ": float(300 <= step < 600), "differing_rank": 1.0}
+        state, now = judge.fold(detectors, state, row)
+        before, heard = advance(before, row, now)
+        news += [(step, item.kind, item.incident.start) for item in heard if item.kind != "look"]
+    assert news == [(300, "opened", 201), (600, "closed", 201)]
+
+
 def test_an_incident_says_what_was_before_and_how_bad_it_was() -> None:
     falling = [(step, 3.0 - 0.01 * step, "GO") for step in range(150)]
     steps = [*falling, alarm(150, 4.0), (151, 9.0, "SKIP"), *level(152, 10, 1.4)]

@@ -205,6 +205,8 @@ class OpenIncident(NamedTuple):
     """Whether it had risen at the last check."""
     opened_again: int = 0
     """The onset of its last stretch, where it was closed and opened again."""
+    ranks_differ: bool = False
+    """Whether the ranks held different weights when they were last compared: the loss says nothing of that."""
 
     @property
     def onset(self) -> int:
@@ -314,6 +316,8 @@ def advance(
         return IncidentState(state.rows + 1, step, memory, NO_SKIPS, False, state.course, suspicions), ()
     state = state._replace(suspicions=with_bit(state.suspicions, verdict))
     seen = RowSummary(step, loss_in(row), grad_norm_in(row))
+    if (differing := row.get("ranks_differ")) is not None:
+        state = state._replace(course=state.course._replace(ranks_differ=float(differing) > 0))
     if not state.is_open and not is_alarm:
         return state._replace(rows=state.rows + 1, step=step, skips=state.skips.after(seen)), ()
     if not state.is_open:
@@ -389,6 +393,7 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
         onset_row=row - rows + 1,
         followed_from=row,
         is_treated=is_same,
+        ranks_differ=state.course.ranks_differ,
     )
     course = course.after(seen, is_healthy=False)
     return IncidentState(row, seen.step, memory, NO_SKIPS, True, course, state.suspicions)
@@ -418,7 +423,8 @@ def gone_on(
     age, followed = row - course.onset_row, row - course.followed_from
     news: tuple[News, ...] = ()
     is_over = followed >= max((SLOW, *looks)) + GRACE
-    is_closed = is_over or (course.is_back and (age >= FAST or not course.is_treated))
+    is_done = is_over or (course.is_back and (age >= FAST or not course.is_treated))
+    is_closed = is_done and not course.ranks_differ
     if is_closed:
         news = (News("closed", closed(course, seen.step, age)),)
     elif followed in looks and not course.is_back:

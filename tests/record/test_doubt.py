@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sealegs.errors import SourceError
-from sealegs.record.doubt import BadStretch, Doubts, bad_stretches
+from sealegs.record.doubt import BadStretch, Doubts, bad_stretches, stretches_of
 
 
 def alarm(step: int, incident: int = 1, kind: str = "alarm", **more: Any) -> dict[str, Any]:
@@ -39,6 +39,14 @@ def test_it_ends_when_the_loss_is_back_and_not_before() -> None:
     assert bad_stretches(both) == [BadStretch(1, 52, 90), BadStretch(2, 50, 90)], "the loss is back after both"
     ((stretch,)) = bad_stretches(healed)
     assert [step for step in (49, 50, 89, 90) if stretch.casts_doubt_on(step)] == [50, 89]
+
+
+def test_ranks_that_differ_are_in_doubt_since_they_were_the_same_until_they_are_again() -> None:
+    differ = [{"detector": "replicas", "lasts": 100}]
+    first, second = alarm(300, findings=differ), alarm(400, findings=differ)
+    assert stretches_of([first]) == stretches_of([first, second]) == [BadStretch(number=1, onset=201, end=None)]
+    same_again = closed(500, 201, 2.5) | {"number": 1}
+    assert stretches_of([first, second, same_again]) == [BadStretch(number=1, onset=201, end=500)]
 
 
 def test_what_a_resumed_run_has_still_before_it_says_nothing() -> None:

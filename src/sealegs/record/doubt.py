@@ -4,7 +4,7 @@ A resume asks, where no checkpoint is proven. Standard library only; events of a
 be read.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -15,6 +15,8 @@ from sealegs.record.schema import EVENTS
 
 JUDGED = ("skip", "alarm", "halt")
 """Kinds of events that stand for a rejected step, or belong to an incident."""
+REPLICAS = "replicas"
+"""The detector of ranks that hold different weights."""
 ASKED = "asked"
 """Trigger of a person's request, which is no sign of an incident."""
 
@@ -50,7 +52,7 @@ class Doubts:
 
 def stretches_of(events: Sequence[Mapping[str, Any]]) -> list[BadStretch]:
     """The incidents of a run. With a playbook an event closes each; without one, it is over when no step is rejected
-    any more.
+    any more. But of ranks that held different weights nothing is over before they are known to be the same again.
 
     >>> alarm = {"kind": "alarm", "step": 52, "incident": 1, "findings": []}
     >>> stretches_of([alarm]), stretches_of([alarm, {"kind": "guard", "step": 60, "playbook": "standard"}])
@@ -60,11 +62,17 @@ def stretches_of(events: Sequence[Mapping[str, Any]]) -> list[BadStretch]:
     if any(event.get("playbook") is not None for event in [one for one in events if one["kind"] == "guard"][-1:]):
         return found
     last: dict[int, int] = {}
+    apart: set[int] = set()
     for event in events:
         if event["kind"] in JUDGED and _is_step(number := event.get("incident")):
             last[number] = event["step"]
+            if any(finding.get("detector") == REPLICAS for finding in _findings(event)):
+                apart.add(number)
     return [
-        replace(one, end=last[one.number] + COOL) if one.end is None and one.number in last else one for one in found
+        replace(one, end=last[one.number] + COOL)
+        if one.end is None and one.number in last and one.number not in apart
+        else one
+        for one in found
     ]
 
 
@@ -111,10 +119,13 @@ def _alarmed(found: list[BadStretch], number: int, onset: int) -> list[BadStretc
 
 def _rows_before(event: Mapping[str, Any]) -> int:
     """How many rows before its alarm an incident began, by the finding that looks farthest back."""
-    findings = event.get("findings")
-    listed = findings if isinstance(findings, list) else ()
-    lasts = (finding.get("lasts") for finding in listed if isinstance(finding, dict))
+    lasts = (finding.get("lasts") for finding in _findings(event))
     return max((rows for rows in lasts if _is_step(rows)), default=1) - 1
+
+
+def _findings(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    findings = event.get("findings")
+    yield from (finding for finding in findings if isinstance(finding, dict)) if isinstance(findings, list) else ()
 
 
 def _is_step(value: Any) -> TypeGuard[int]:
