@@ -8,7 +8,7 @@ import pytest
 from sealegs.replay import fidelity
 from sealegs.replay.arms import Arm, Kind
 from sealegs.replay.experiment import Change, LossBefore, Outcome
-from sealegs.replay.fidelity import Departure, _fitting_rate, explained, ranks_apart
+from sealegs.replay.fidelity import Departure, _fitting_rate, departure, explained, ranks_apart
 from sealegs.replay.subject import StepOutcome
 from sealegs.replay.tested_causes import Tried, _is_open
 from sealegs.vocabulary import Row
@@ -17,6 +17,18 @@ from sealegs.vocabulary import Row
 def row(step: int, differ: float | None, rank: int = 1, loss: float = 3.0) -> Row:
     compared = {} if differ is None else {"ranks_differ": differ, "differing_rank": float(rank)}
     return {"step": step, "loss": loss, **compared}
+
+
+@pytest.mark.parametrize(("onset", "at"), [(0, 5), (5, 5), (6, None)])
+def test_what_a_step_lacked_that_was_left_out_before_the_onset_is_of_another_incident(
+    onset: int, at: int | None
+) -> None:
+    """Its update went nowhere, whether it was the first of the capsule or not."""
+    rows = {step: {"loss": 3.0, "grad_norm": 1.5, "applied": 1} for step in range(5, 9)}
+    rows[5] = {"loss": 3.0, "grad_norm": 1500.0, "applied": 0}
+    rerun = SimpleNamespace(rows=rows, seen={step: StepOutcome(3.0, 1.5) for step in rows})
+    found = departure(rerun, 0.0, onset)  # type: ignore[arg-type]
+    assert (None if found is None else found.step) == at
 
 
 def test_the_first_rank_with_other_weights_is_named() -> None:

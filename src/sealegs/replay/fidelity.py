@@ -46,8 +46,10 @@ class Departure:
         )
 
 
-def departure(experiment: Rerun, apart: float) -> Departure | None:
+def departure(experiment: Rerun, apart: float, onset: int = 0) -> Departure | None:
     """Compare the record with reruns. ``apart`` is the difference between two equal reruns.
+
+    What was wrong at a step before the ``onset`` whose update was left out went nowhere: it is another incident.
 
     On the same machine record and rerun agree bit for bit; on another they part slowly from the first step on. So a
     step departs if it is much further from the record than any step before.
@@ -55,6 +57,8 @@ def departure(experiment: Rerun, apart: float) -> Departure | None:
     further = {"loss": max(apart, ROUNDING), "grad_norm": max(apart, ROUNDING)}
     for agreed, step in enumerate(sorted(experiment.seen)):
         seen, row = experiment.seen[step], experiment.rows[step]
+        if step < onset and not row["applied"]:
+            continue
         for signal, now in (("loss", seen.loss), ("grad_norm", seen.grad_norm)):
             was = float(row.get(signal, now))
             scale = max(abs(now), abs(was)) if math.isfinite(now) and math.isfinite(was) else 1.0

@@ -96,7 +96,7 @@ def judge_causes(
         known = ", ".join(arm.name for arm in every)
         raise ConfigError(f"--arms {', '.join(sorted(unknown))}: not one of this incident's, which are {known}; or all")
     apart = experiment.exactly()
-    left = departure(experiment, apart)
+    left = departure(experiment, apart, experiment.onset)
     tell(f"run again: {left or f'{len(experiment.seen)} steps are what they were'}")
     again = experiment.run()
     location = None

@@ -134,6 +134,19 @@ PAIRS: list[tuple[str, Stream, Stream]] = [
         {"signals": {"loss": LOSS, "lr": line([0, 0.0], [100, 1e-4], [1200, 1e-5])}, "settings": {"lr": 1e-4}},
     ),
     (
+        "rate-above-its-setting",
+        {"signals": {"loss": LOSS, "lr": line([0, 2e-5], [100, 5e-3], [1200, 1e-5])}, "settings": {"lr": 2e-4}},
+        # OneCycleLR begins with a 25th of its highest rate, and writes that into the settings
+        {"signals": {"loss": LOSS, "lr": line([0, 2e-4], [300, 5e-3], [1200, 1e-6])}, "settings": {"lr": 2e-4}},
+    ),
+    (
+        "scale-collapsed",
+        {"dtype": "fp16", "signals": {"loss": LOSS | {"set": [[1000, 1199, "NaN"]]}}
+         | {"loss_scale": line([0, 65536], [900, 65536], [960, 0.25], [1199, 0.001])}},
+        {"dtype": "fp16", "signals": {"loss": LOSS | {"set": [[1000, 1199, "NaN"]]}}
+         | {"loss_scale": line([0, 65536], [1000, 65536], [1060, 0.25], [1199, 0.001])}},
+    ),
+    (
         "starts-far-above-uniform",
         {"signals": {"loss": line([0, 296.0], [300, 11.0], [1200, 6.0])}, "settings": {"vocab_size": 32000}},
         {"signals": {"loss": line([0, 12.0], [300, 6.0], [1200, 4.0], noise=0.01)}, "settings": {"vocab_size": 32000}},

@@ -354,7 +354,15 @@ def scale_of(facts: Facts) -> str | None:
 
 
 def scale_collapsed(facts: Facts) -> Sign:
-    """The loss scale fell below 1."""
+    """The loss scale fell below 1 while there was a finite loss. Once there is none, each step halves it, whatever the
+    cause was."""
+    finite = facts.loss.finite.steps
+    scales = facts.series("loss_scale").finite
+    last = finite[-1] if len(finite) else -math.inf
+    if facts.dtype == "fp16" and last < facts.loss.steps[-1:].max(initial=last) and len(scales.values):
+        until = scales.within(-math.inf, float(last)).values
+        if scales.values.min() < 1 <= until.min(initial=math.inf):
+            return so(False, f"panel 9: loss scale below 1 only after step {last:.0f}, the last with a finite loss")
     return _scale_is(facts, "collapsed", "panel 9: loss scale down to {low:.3g}, from {high:.3g}")
 
 

@@ -31,6 +31,8 @@ FIRST_FEW = 5
 """Rows in which a rate that is at its peak already had no warm-up."""
 FIRST_ROWS = 50
 """Rows in which a run without a warm-up shows it, or a fiftieth of the log."""
+BEGINS_THERE = 0.05
+"""Share by which the first logged rate may differ from that of the settings, to be it."""
 HARDLY = 0.25
 """Share of its fall in as many rows before that a loss must still fall not to have turned."""
 RISEN = 1.3
@@ -277,11 +279,16 @@ def warm_up_outlasts_the_run(facts: Facts) -> Sign:
 
 
 def rate_above_its_setting(facts: Facts) -> Sign:
-    """The learning rate at its highest is a whole multiple of the one in the settings: by ranks, or by accumulation."""
+    """The learning rate at its highest is a whole multiple of the one in the settings: by ranks, or by accumulation.
+
+    Not where it begins with that one and is raised from there: OneCycleLR writes its start into the settings.
+    """
     told, rates = facts.known.number("lr"), facts.series("lr").finite.values
     if rates.size == 0 or told is None or told <= 0:
         return unlogged("lr" if rates.size == 0 else "the learning rate in the settings")
     factor = float(rates.max()) / told
+    if rates.size > 1 and abs(float(rates[0]) / told - 1) < BEGINS_THERE:
+        return NOT_ASKED
     is_whole = math.isfinite(factor) and round(factor) >= 2 and abs(factor - round(factor)) < 0.01 * factor
     return so(
         is_whole, f"panel 2: LR {rates.max():.3g} at its highest, {factor:.3g} times the {told:.3g} of the settings"
