@@ -197,6 +197,23 @@ def test_an_audit_looks_at_tensors_of_every_type(
 WRONG = [None, True, "x", 10**400, [], {}, [[1]], {"a": 1}, float("nan")]
 
 
+@pytest.mark.parametrize("lost", ["", "exp_avg_sq", "exp_avg"])
+def test_an_audit_finds_a_second_moment_that_is_lost(
+    lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its square root every update is divided. Of the first moment a dozen steps make another."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    for state in optimizer.state.values():
+        if lost:
+            state[lost].zero_()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 250}, tmp_path / "a.pt")
+    main(["audit", str(tmp_path / "a.pt")])
+    assert ("exp_avg_sq is 0 throughout" in capsys.readouterr().out) is (lost == "exp_avg_sq")
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=ascii)
 @pytest.mark.parametrize("key", ["model", "optimizer", "scheduler", "scaler", "step", "versions"])
 def test_an_audit_of_a_checkpoint_with_other_values_ends_with_a_sentence(

@@ -156,9 +156,20 @@ def _optimizer(found: Contents) -> Iterator[Holding]:
         return
     kinds = ", ".join(_dtype(kind) for kind, _ in _dtypes(moments).most_common())
     problem = f"of {len(states)} of {trained} parameters only; the others begin anew" if len(states) < trained else None
+    if (zero := _zero_throughout(states)) is not None:
+        problem = f"{zero} is 0 throughout: the next updates are far too large; an older checkpoint is needed"
     if not all(map(_is_finite, moments)):
         problem = "some are not finite: an older checkpoint is needed"
     yield Holding("moments", f"of {len(states)} of {trained} parameters ({kinds or 'none'})", problem)
+
+
+def _zero_throughout(states: Sequence[Mapping[str, Any]]) -> str | None:
+    """A second moment by which every update is divided, and which is lost."""
+    for name in ("exp_avg_sq", "square_avg"):
+        found = [state[name] for state in states if isinstance(state.get(name), Tensor)]
+        if found and not any(bool(tensor.any()) for tensor in found):
+            return name
+    return None
 
 
 def _odd(name: str, values: Sequence[Any], *, may_be_zero: bool) -> str | None:
