@@ -40,12 +40,13 @@ MOST_ALIKE = 0.9
 """The highest correlation of the noise of a row with that of the next that is reckoned with."""
 REMEMBERED = 128
 """Losses of an open incident that are remembered."""
+PROPORTION = "proportion"
 KINDS = {
     "nonfinite": "nonfinite",
     "overflow": "overflow",
     "drift": "drift",
     "monotonic-rise": "drift",
-    "proportion": "drift",
+    PROPORTION: "drift",
     "spike": "spike",
     **dict.fromkeys(ADVICE, "collapse"),
 }
@@ -396,8 +397,11 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
 
 def dated_back(state: IncidentState, verdict: Verdict, rows: int) -> int:
     """Rows, up to that of an alarm, that belong to its incident: so many at least, as many as its finding looks back
-    on, and the suspicious ones before these."""
-    late = max((f.lasts for f in verdict.findings if f.severity >= Severity.ALARM), default=1)
+    on, and the suspicious ones before these. How far a weight norm looks back counts for nothing beside a spike."""
+    alarms = [f for f in verdict.findings if f.severity >= Severity.ALARM]
+    is_dated = any(f.detector.startswith("spike/") and f.lasts == 1 for f in alarms)
+    # a proportion compares with its last sample, and the fault came anywhere since: a spike says where
+    late = max((f.lasts for f in alarms if not (is_dated and f.detector == PROPORTION)), default=1)
     late = max(late, rows)
     return min(late + lead(state.suspicions, late), LATEST, state.rows + 1)
 
