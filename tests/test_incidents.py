@@ -400,28 +400,6 @@ def test_what_is_found_late_began_earlier() -> None:
     assert (state.open.usual, state.open.limit) == pytest.approx((2.5, LIMIT))
 
 
-@pytest.mark.parametrize(
-    ("beside", "start"),
-    [
-        ((finding(),), ONSET),
-        ((finding(lasts=8, note="loss stays high"),), ONSET - 19),
-        ((finding(Severity.GATE),), ONSET - 19),
-        ((finding(), finding(detector="budget", lasts=5)), ONSET - 4),
-        ((finding(), finding(detector="drift/loss", lasts=32)), ONSET - 31),
-        ((), ONSET - 19),
-    ],
-    ids=["a spike", "one of many", "no alarm", "a row", "a drift", "alone"],
-)
-def test_a_spike_says_when_the_weights_changed_that_are_sampled_now_and_then(
-    beside: tuple[Finding, ...], start: int
-) -> None:
-    state, _ = followed(healthy())
-    grown = finding(detector="proportion", note="param_norm/b has grown 30.1 times in 20 steps", lasts=20)
-    judged = Verdict(step=ONSET, findings=(*beside, grown), incident=1, opens_incident=True)
-    state, (news,) = advance(state, {"step": ONSET, "loss": 900.0}, judged)
-    assert news.incident.start == start
-
-
 def test_alarms_that_the_judge_counts_as_one_are_one_incident() -> None:
     """Closed and opened again, under its number and with its onset; what the judge calls another one is another one."""
     state = begin()
