@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from sealegs.detectors.collapse import ADVICE
-from sealegs.vocabulary import Row, Severity, Verdict
+from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 AVERAGED = 10
 """Rows whose mean loss is compared with the limit. One row proves nothing: 31 % of healthy ones are above it."""
@@ -403,13 +403,19 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
 
 def dated_back(state: IncidentState, verdict: Verdict, rows: int) -> int:
     """Rows, up to that of an alarm, that belong to its incident: so many at least, as many as its finding looks back
-    on, and the suspicious ones before these. How far a weight norm looks back counts for nothing beside a spike."""
-    alarms = [f for f in verdict.findings if f.severity >= Severity.ALARM]
-    is_dated = any(f.detector.startswith("spike/") and f.lasts == 1 for f in alarms)
-    # a proportion compares with its last sample, and the fault came anywhere since: a spike says where
-    late = max((f.lasts for f in alarms if not (is_dated and f.detector == PROPORTION)), default=1)
-    late = max(late, rows)
+    on, and the suspicious ones before these."""
+    alarms = (f for f in verdict.findings if f.severity >= Severity.ALARM)
+    late = max(rows, *(f.lasts for f in dating(alarms)), 1)
     return min(late + lead(state.suspicions, late), LATEST, state.rows + 1)
+
+
+def dating(alarms: Iterable[Finding]) -> list[Finding]:
+    """Those of the alarms of a verdict that say when it began. A proportion compares with its last sample, and the
+    fault came anywhere since: beside a spike of this very step it says nothing."""
+    known = list(alarms)
+    if not any(f.detector.startswith("spike/") and f.lasts == 1 for f in known):
+        return known
+    return [f for f in known if f.detector != PROPORTION]
 
 
 def step_before(state: IncidentState, seen: RowSummary, late: int) -> int:
