@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from sealegs.detectors.collapse import ADVICE
-from sealegs.vocabulary import Row, Severity, Verdict
+from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 AVERAGED = 10
 """Rows whose mean loss is compared with the limit. One row proves nothing: 31 % of healthy ones are above it."""
@@ -40,12 +40,13 @@ MOST_ALIKE = 0.9
 """The highest correlation of the noise of a row with that of the next that is reckoned with."""
 REMEMBERED = 128
 """Losses of an open incident that are remembered."""
+PROPORTION = "proportion"
 KINDS = {
     "nonfinite": "nonfinite",
     "overflow": "overflow",
     "drift": "drift",
     "monotonic-rise": "drift",
-    "proportion": "drift",
+    PROPORTION: "drift",
     "spike": "spike",
     **dict.fromkeys(ADVICE, "collapse"),
 }
@@ -55,6 +56,8 @@ LATEST = 224
 must be no restore point, and must not count as usual."""
 BLOCK = 32
 """Losses that are moved at once: copying all that are remembered at every step would cost three microseconds."""
+SUSPECTS = 32
+"""Suspicious rows that are remembered: the incident that an alarm opens may have been at its worst in one of them."""
 MEMORY = USUAL + LATEST
 MASK = (1 << LATEST) - 1
 BEYOND = 1e150
@@ -280,6 +283,8 @@ class IncidentState(NamedTuple):
     course: OpenIncident = OpenIncident()
     suspicions: int = 0
     """Which of the last rows were suspicious, a bit each, the last one lowest."""
+    suspects: tuple[tuple[int, float, float], ...] = ()
+    """The last suspicious rows before an incident, a ``RowSummary`` each."""
 
     @property
     def open(self) -> Incident | None:
@@ -312,14 +317,16 @@ def advance(
     is_healthy = verdict.go and not is_alarm and -BEYOND < loss < BEYOND
     if is_healthy and not state.is_open:  # most steps by far
         suspicions = with_bit(state.suspicions, verdict) if state.suspicions or verdict.is_suspicious else 0
+        suspects = suspects_with(state, row, verdict) if suspicions else ()
         memory = state.memory.after(step, loss)
-        return IncidentState(state.rows + 1, step, memory, NO_SKIPS, False, state.course, suspicions), ()
+        return IncidentState(state.rows + 1, step, memory, NO_SKIPS, False, state.course, suspicions, suspects), ()
     state = state._replace(suspicions=with_bit(state.suspicions, verdict))
     seen = RowSummary(step, loss_in(row), grad_norm_in(row))
     if (differing := row.get("ranks_differ")) is not None:
         state = state._replace(course=state.course._replace(ranks_differ=float(differing) > 0))
     if not state.is_open and not is_alarm:
-        return state._replace(rows=state.rows + 1, step=step, skips=state.skips.after(seen)), ()
+        suspects = suspects_with(state, row, verdict)
+        return state._replace(rows=state.rows + 1, step=step, skips=state.skips.after(seen), suspects=suspects), ()
     if not state.is_open:
         state = opened(state, seen, verdict)
         return state, (News("opened", state.course.incident),)
@@ -356,7 +363,7 @@ def gone_back(state: IncidentState, step: int) -> IncidentState:
     if state.is_open:
         course = course.followed_anew(state.rows + 1)._replace(is_treated=course.is_treated or step <= course.onset)
     memory = state.memory.before(step, late) if late > 0 else state.memory
-    return state._replace(step=step - 1, memory=memory, skips=NO_SKIPS, course=course, suspicions=0)
+    return state._replace(step=step - 1, memory=memory, skips=NO_SKIPS, course=course, suspicions=0, suspects=())
 
 
 def opened(state: IncidentState, seen: RowSummary, verdict: Verdict) -> IncidentState:
@@ -364,8 +371,8 @@ def opened(state: IncidentState, seen: RowSummary, verdict: Verdict) -> Incident
     row, last = state.rows + 1, state.course
     if verdict.opens_incident or not last.number:
         return begun(state, seen, verdict, max(last.number + 1, verdict.incident or 1))
-    late = dated_back(state, verdict, 1)
-    again = last._replace(opened_again=step_before(state, seen, late))
+    onset = step_before(state, seen, dated_back(state, verdict, 1))
+    again = last._replace(opened_again=onset, peak=peak_since(state, onset, last.kind, last.peak))
     course = again.followed_anew(row).after(seen, is_healthy=False)
     return IncidentState(row, seen.step, state.memory, NO_SKIPS, True, course, state.suspicions)
 
@@ -389,7 +396,7 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
         pre_loss=mean_of(losses[-BEFORE:]),
         usual=usual,
         limit=None if usual is None or len(losses) < FEWEST else usual + 0.5 * deviation_of(losses, usual),
-        peak=state.course.peak if is_same else skips.peak,
+        peak=state.course.peak if is_same else peak_since(state, start, kind, skips.peak),
         onset_row=row - rows + 1,
         followed_from=row,
         is_treated=is_same,
@@ -402,14 +409,34 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
 def dated_back(state: IncidentState, verdict: Verdict, rows: int) -> int:
     """Rows, up to that of an alarm, that belong to its incident: so many at least, as many as its finding looks back
     on, and the suspicious ones before these."""
-    late = max((f.lasts for f in verdict.findings if f.severity >= Severity.ALARM), default=1)
-    late = max(late, rows)
+    alarms = (f for f in verdict.findings if f.severity >= Severity.ALARM)
+    late = max(rows, *(f.lasts for f in dating(alarms)), 1)
     return min(late + lead(state.suspicions, late), LATEST, state.rows + 1)
+
+
+def dating(alarms: Iterable[Finding]) -> list[Finding]:
+    """Those of the alarms of a verdict that say when it began. A proportion compares with its last sample, and the
+    fault came anywhere since: beside a spike of this very step it says nothing."""
+    known = list(alarms)
+    if not any(f.detector.startswith("spike/") and f.lasts == 1 for f in known):
+        return known
+    return [f for f in known if f.detector != PROPORTION]
 
 
 def step_before(state: IncidentState, seen: RowSummary, late: int) -> int:
     """The step of the first of so many rows, of which ``seen`` is the last."""
     return seen.step - (late - 1) * max(seen.step - state.step, 1)
+
+
+def peak_since(state: IncidentState, onset: int, kind: str, peak: Peak) -> Peak:
+    """The peak with the suspicious rows from the onset to the alarm. None of an incident that is about something not
+    finite: it is known what it began with."""
+    if kind == "nonfinite":
+        return peak
+    earlier = Peak()
+    for suspect in map(RowSummary._make, state.suspects):
+        earlier = earlier.after(suspect) if suspect.step >= onset else earlier
+    return earlier.after(RowSummary(*peak)) if earlier.step >= 0 else peak
 
 
 def gone_on(
@@ -528,6 +555,13 @@ def kind_of(verdict: Verdict) -> str:
 def with_bit(suspicions: int, verdict: Verdict) -> int:
     """The suspicions with those of one more row."""
     return (suspicions << 1 | verdict.is_suspicious) & MASK
+
+
+def suspects_with(state: IncidentState, row: Row, verdict: Verdict) -> tuple[tuple[int, float, float], ...]:
+    """The suspicious rows with one more row, if it is one."""
+    if not verdict.is_suspicious:
+        return state.suspects
+    return (*state.suspects, (int(row["step"]), loss_in(row), grad_norm_in(row)))[-SUSPECTS:]
 
 
 def lead(suspicions: int, late: int) -> int:

@@ -230,6 +230,21 @@ def test_what_a_loss_that_has_grown_was_not_asked_about_it_is_not_asked_later() 
         assert not asks(evidence)
 
 
+@pytest.mark.parametrize(("beside", "onset"), [("spike/loss", 300), ("drift/loss", 281)])
+def test_a_spike_dates_the_weights_that_leapt_with_it(beside: str, onset: int) -> None:
+    """A weight norm is compared with its last sample; the batches since then are not at fault."""
+    evidence = watching()
+    for step in range(300):
+        seen(evidence, step)
+    grown = replace(_finding("proportion", 300, Severity.ALARM, spoils_update=False), lasts=20)
+    alarms = (grown, _finding(beside, 300, Severity.ALARM, spoils_update=True))
+    evidence.weigh({"step": 300, "loss": 900.0}, Verdict(step=300, findings=alarms))
+    assert asks(evidence)
+    assert evidence.probed("bad", number=301, loss=900.0, rise=6.0, least=0.1, is_condemned=True, source=None) is None
+    anomalies = [seen(evidence, step, loss=900.0) for step in range(301, 301 + HEALING)]
+    assert [anomaly.onset for anomaly in anomalies if anomaly is not None][:1] == [onset]
+
+
 def rejected(*, loss: float = 9.0, least: float = 0.1, spread: float = 1.0) -> AnomalyEvidence:
     """Weights by which batches from before have that loss, after five surprising steps, each so many times dearer or
     cheaper than the next."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.spike import MANY, WIDENED_STEPS, YOUNG
+from sealegs.incidents import dating
 from sealegs.judge import PROBE, is_surprise, is_wished, thaw
 from sealegs.record.unlearned_sources import shares_of
 from sealegs.recovery.excursions import Excursions
@@ -557,12 +558,12 @@ class AnomalyEvidence:
             self._follow_wander(self._recent[0])
         is_condemned, is_suspicious = is_bad and not is_nonfinite, verdict.is_suspicious
         self._recent.append(JudgedRow(row, is_bad, is_condemned, verdict.go, is_suspicious, is_explained, loss))
-        alarms = (f for f in verdict.findings if f.severity == Severity.ALARM and f.detector != PROBE)
+        alarms = [f for f in verdict.findings if f.severity == Severity.ALARM and f.detector != PROBE]
         lasting = [f.lasts for f in alarms if f.lasts > 1]
         late = range(-min(max(lasting, default=0), len(self._recent)), 0)
         is_new = sum(self._recent[place].is_bad for place in late) < min(len(late), MANY)
         self._is_lasting |= is_new and not is_explained
-        for place in late:
+        for place in late[-max((f.lasts for f in dating(alarms)), default=1) :]:
             self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
         if self.is_sound and self._since_probe >= WINDOW // 2:  # the high loss of that time may be long over
