@@ -249,12 +249,11 @@ class GuardOptions:
         return self.playbook is not None and bool(self.playbook.rungs)
 
     @property
-    def reach(self) -> int:
-        """The largest number of steps that an action of the playbook asks to go back, at least."""
+    def backs(self) -> set[int]:
+        """The numbers of steps that actions of the playbook ask to go back, at least."""
         rungs = () if self.playbook is None else self.playbook.rungs
-        return max(
-            (action.back for rung in rungs for action in rung.actions if isinstance(action, Rollback)), default=0
-        )
+        asked = {action.back for rung in rungs for action in rung.actions if isinstance(action, Rollback)}
+        return asked - {0}
 
     @property
     def watches_heads(self) -> bool:
@@ -312,7 +311,7 @@ class GuardOptions:
             watch.folder / CHECKPOINTS,
             keep=self.checkpointing.keep,
             keep_first=self.has_rungs,
-            reach=self.reach,
+            backs=self.backs,
             proves=self.playbook is not None,
             lost=watch.lost_folder,
             timeout_s=self.telemetry.timeout_s,

@@ -1,5 +1,6 @@
 """Settings as programs write them: what is read of them, and what is said of those that are known to be good."""
 
+import ast
 import json
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -114,6 +115,19 @@ def test_an_argument_that_means_the_reverse_is_advised_the_reverse(tmp_path: Pat
     found = {each.code: (each.knob, each.value) for each in check(read_of.plan, "args", RULES, read_of.names).findings}
     assert found["OPS3"] == ("save_only_model", "false")
     assert found["OPS4"] == ("ignore_data_skip", "false")
+
+
+def test_advice_about_a_pair_can_be_followed_as_it_is_given() -> None:
+    settings = replace(SIZES["nano"], optimizer=replace(SIZES["nano"].optimizer, betas=(0.9, 0.999)))
+    plan, names = of_lab(asdict(settings))
+    (found,) = (each for each in check(plan, "lab", RULES, names).findings if each.code == "OPT1")
+    assert (found.knob, found.value) == ("optimizer.betas", "(0.9, 0.95)")
+    followed = replace(settings, optimizer=replace(settings.optimizer, betas=ast.literal_eval(found.value)))
+    assert "OPT1" not in said_of(followed)
+    engine = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999]}}, "zero_optimization": {}}
+    read_of = of_json(json.dumps(engine).encode(), "ds.json")
+    told = {each.code: (each.knob, each.value) for each in check(read_of.plan, "ds", RULES, read_of.names).findings}
+    assert told["OPT1"] == ("optimizer.params.betas", "(0.9, 0.95)")
 
 
 def test_under_mup_a_models_spread_is_that_of_its_base_width() -> None:

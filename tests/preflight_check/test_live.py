@@ -408,6 +408,35 @@ def scheduled(make: Callable[[Optimizer], LRScheduler], steps: int = 1000) -> li
     return codes(sealegs.preflight(optimizer=optimizer, scheduler=make(optimizer), steps=steps))
 
 
+def leaping(step: int) -> float:
+    return 4.0 if step >= 500 else 1.0
+
+
+def test_a_schedule_that_is_not_judged_is_said_to_be_none_and_what_to_pass() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    schedule = LambdaLR(optimizer, leaping)
+    told = sealegs.preflight(model, optimizer, schedule)
+    assert str(told).splitlines()[1] == told.not_judged
+    assert told.not_judged.endswith("pass the length of the run, as in sealegs.preflight(..., steps=20_000).")
+    judged = sealegs.preflight(model, optimizer, schedule, steps=1000)
+    assert "SCH4" in codes(judged)
+    assert judged.not_judged == sealegs.preflight(model, optimizer).not_judged == ""
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    assert "waits for a metric" in str(sealegs.preflight(model, optimizer, plateau, steps=1000))
+
+
+def test_both_betas_are_said_where_they_are_set_at_once() -> None:
+    model = nn.Linear(4, 4)
+    for betas, code, value in (
+        ((0.8, 0.999), "OPT1", "(0.8, 0.95)"),
+        ((0.97, 0.999), "OPT1", "(0.9, 0.95)"),
+        ((0.9, 0.8), "OPT2", "(0.9, 0.95)"),
+    ):
+        found = sealegs.preflight(model, torch.optim.AdamW(model.parameters(), betas=betas)).findings
+        assert [(each.knob, each.value) for each in found if each.code == code] == [("optimizer.betas", value)]
+
+
 def warm(step: int) -> float:
     return min(1.0, (step + 1) / 50)
 

@@ -1,6 +1,7 @@
 """What happened to a run in, what a launcher should do about it out."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,17 @@ from hypothesis import strategies as st
 
 from sealegs.errors import RestartRefused
 from sealegs.record.checkpoint_tags import DIGESTS, Tag, Tags
-from sealegs.record.health import ADVICE, HEALTH, Health, HealthFile, health_of, refuse_restart
+from sealegs.record.health import (
+    ADVICE,
+    AT_MOST_EVERY_S,
+    HEALTH,
+    Health,
+    HealthFile,
+    health_of,
+    read_health,
+    refuse_restart,
+)
+from sealegs.record.schema import EVENTS, METRICS
 from sealegs.vocabulary import Event
 
 TAGS: dict[int, tuple[Tag, str]] = {100: ("healthy", ""), 200: ("healthy", ""), 300: ("candidate", "")}
@@ -127,6 +138,37 @@ def test_the_file_is_as_the_last_event_left_it_and_a_restart_obeys_it(tmp_path: 
     refuse_restart(tmp_path)
     (tmp_path / HEALTH).write_text("{ torn")
     refuse_restart(tmp_path)
+
+
+def test_the_last_step_is_that_of_the_last_row_and_not_of_an_event(tmp_path: Path) -> None:
+    (tmp_path / EVENTS).write_text(json.dumps(begun()) + "\n")
+    assert read_health(tmp_path).step == 0
+    rows = "".join(json.dumps({"step": step, "loss": 2.0}) + "\n" for step in (*range(300), 280))
+    (tmp_path / METRICS).write_text(rows + '{"step": 281, "lo')  # torn by a kill
+    assert read_health(tmp_path).step == 280, "the run went back"
+    HealthFile(tmp_path).row({"step": 299, "loss": 2.0})
+    (tmp_path / METRICS).unlink()
+    assert read_health(tmp_path).step == 299, "as the file says"
+
+
+def test_a_tag_that_changes_is_in_the_file_before_a_kill(tmp_path: Path) -> None:
+    for step in (200, 250):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(step) / DIGESTS).write_text("{}")
+    tags, written = Tags(tmp_path / "checkpoints"), HealthFile(tmp_path)
+
+    def named_after(step: int) -> int:
+        time.sleep(1.1 * AT_MOST_EVERY_S)
+        written.row({"step": step, "loss": 2.0})
+        told = json.loads((tmp_path / HEALTH).read_text())["newest_healthy"]
+        return told["step"] if told else -1
+
+    tags.give(200, "healthy", "")
+    assert named_after(260) == 200
+    tags.give(250, "healthy", "")
+    assert named_after(266) == 250
+    tags.give(250, "suspect", "the run went back to step 200")
+    assert named_after(267) == 200
 
 
 def test_an_incident_that_is_over_casts_no_doubt_on_what_is_saved_later(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import math
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -409,6 +410,36 @@ def test_an_incident_is_closed_with_what_it_has_cost(tmp_path: Path) -> None:
         train(guard, model, 300, once(230, 231, 232))
     (done,), (closed,) = events(tmp_path / "a", "intervention"), events(tmp_path / "a", "incident-closed")
     assert closed["cost"]["steps"] >= done["cost"]["steps"] > 0
+
+
+def test_each_rollback_costs_what_was_done_since_the_state_it_went_to(tmp_path: Path) -> None:
+    """To a snapshot twice, to a checkpoint, and to a checkpoint of the process before."""
+    words = STANDARD | {"checkpoint_every": Checkpointing(every=60, snapshot_every=50, keep=9)}
+
+    def back(guard: Guard, model: nn.Module, until: int, steps: str, batches: Any) -> None:
+        for batch in guard.batches(batches):
+            loss = loss_of(model, batch)
+            loss.backward()
+            guard.step(loss, tokens=256)
+            assert guard.loop.checkpoints is not None
+            guard.loop.checkpoints.wait()
+            if guard.number >= until:
+                break
+        guard.ask("rollback", steps)
+
+    began = time.monotonic()
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
+        batches = data()
+        for until, steps in ((224, "50"), (283, "110"), (190, "100")):
+            back(guard, model, until, steps, batches)
+        train(guard, model, 125, loader=batches)
+    with Guard(model, optimizer, run=tmp_path / "a", resume=True, **words) as guard:
+        back(guard, model, 150, "80", data())
+    done = events(tmp_path / "a", "intervention")
+    assert [(each["step"], each["to_step"]) for each in done] == [(224, 150), (283, 150), (190, 60), (150, 60)]
+    assert [each["cost"]["tokens"] for each in done] == [each["cost"]["steps"] * 256 for each in done]
+    assert sum(each["cost"]["seconds"] for each in done) < time.monotonic() - began + 0.5, "rounded; none counts twice"
 
 
 def test_a_resumed_run_has_the_incidents_of_its_checkpoint(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_one_stays_that_is_no_newer_than_the_states_in_memory(tmp_path: Path) ->
 
 
 def test_one_stays_that_is_as_old_as_a_run_may_have_to_go_back_and_one_that_will_be(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2, keep_first=True, reach=1000)
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_first=True, backs={1000})
     checkpoints.save(0, state(1.0))
     for step in range(200, 4001, 200):
         checkpoints.save(step, state(1.0))
@@ -152,6 +152,23 @@ def test_one_stays_that_is_as_old_as_a_run_may_have_to_go_back_and_one_that_will
     for step in (4200, 4400, 4600, 4800, 5000, 5200):  # an incident that lasts: none of these is proven
         checkpoints.save(step, state(1.0))
     assert any(old <= 3000 for old in checkpoints.steps()[1:]), "it is counted from the last that is healthy"
+
+
+def test_each_rung_has_one_that_is_not_much_older_than_it_asks_for(tmp_path: Path) -> None:
+    """A run that goes back 100 steps, or 1000 where that does not help; each is proven before the next is written."""
+    checkpoints = Checkpoints(tmp_path, keep=3, keep_first=True, backs={100, 1000}, proves=True)
+    for step in range(0, 4001, 100):
+        checkpoints.save(step, state(1.0))
+        kept = checkpoints.steps()
+        assert len(kept) <= 8
+        newest = step - 100  # the newest that is proven by now
+        checkpoints.tag(step, "healthy")
+        if step > 1200:
+            assert newest - 100 in kept
+            assert any(1000 <= newest - old < 2000 for old in kept[1:]), f"at {step} there are {kept}"
+    for step in range(4100, 4600, 100):  # an incident that lasts: none of these is proven
+        checkpoints.save(step, state(1.0))
+    assert {3900, 4000} <= {*checkpoints.steps()}, "counted from the last that is healthy"
 
 
 def test_one_stays_until_it_is_proven_though_many_are_written_meanwhile(tmp_path: Path) -> None:

@@ -220,7 +220,8 @@ def of_deepspeed(values: Mapping[str, Any], where: str) -> Read:
         "clip": _number(values, "gradient_clipping"),
         "clips_updates": _clips_updates(values),
     }
-    names = {"clip": "gradient_clipping"} | {name: f"optimizer.params.{name}" for name in ("lr", "eps", "weight_decay")}
+    names = {"clip": "gradient_clipping"} | dict.fromkeys(("beta1", "beta2"), "optimizer.params.betas")
+    names |= {name: f"optimizer.params.{name}" for name in ("lr", "eps", "weight_decay")}
     return Read(plan_from(known, where), names)
 
 

@@ -87,7 +87,7 @@ def preflight(
         plans.append(plan_from(_rows(example, labels, getattr(model, "config", None))))
     told = more.pop("plan", ())
     plans.append(plan_from(more))
-    names: dict[str, str] = {}
+    names = dict.fromkeys(("beta1", "beta2"), "optimizer.betas") if optimizers else {}
     for each in told if isinstance(told, list | tuple) and not isinstance(told, Read) else [told]:
         if isinstance(each, Read):
             names |= each.names
@@ -95,7 +95,8 @@ def preflight(
         else:
             plans.append(each if isinstance(each, Plan) else written(each, "plan"))
     name = "live objects" if model is None else type(model).__name__
-    return check(merged(*plans), name, RULES, names)
+    not_judged = "" if scheduler is None else _not_judged(scheduler, more.get("steps"))
+    return check(merged(*plans), name, RULES, names, not_judged=not_judged)
 
 
 def of_batch(model: nn.Module, batch: Mapping[str, Any]) -> Advised:
@@ -269,6 +270,18 @@ def _schedule(scheduler: LRScheduler, steps: int | None) -> dict[str, Any]:
                 break
             rates.append(_rate(stand_in))
     return known | {"rates": tuple(rates)}
+
+
+def _not_judged(scheduler: LRScheduler, steps: int | None) -> str:
+    """Why a schedule has no curve, and what to do about it, in a sentence."""
+    kind = type(scheduler).__name__
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return f"The schedule was not judged: {kind} waits for a metric, so that nobody knows its rates before the run."
+    if scheduler.last_epoch > 0 and not isinstance(scheduler, LambdaLR):
+        return f"The schedule was not judged: {kind} is under way; ask before its first step, with steps=."
+    if steps is None:
+        return "The schedule was not judged: pass the length of the run, as in sealegs.preflight(..., steps=20_000)."
+    return ""
 
 
 def _rate(optimizer: Optimizer) -> float:

@@ -28,6 +28,7 @@ class RuleFinding(NamedTuple):
 
 
 Function: TypeAlias = Callable[..., RuleFinding | None]
+USUAL_BETA1 = 0.9
 PARTS = ("why", "set", "sure", "see")
 NOT = "not "
 """Before a source's name of a field: there it is true where ours is false."""
@@ -97,8 +98,15 @@ class Family:
         return take
 
 
-def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] | None = None) -> Advised:
-    """Call every rule. ``names`` are the source's names of the plan's fields."""
+def check(
+    plan: Plan,
+    source: str,
+    rules: list[Rule],
+    names: Mapping[str, str] | None = None,
+    *,
+    not_judged: str = "",
+) -> Advised:
+    """Call every rule. ``names`` are the source's names of the plan's fields; ``not_judged`` is a sentence."""
     known = plan.known()
     if (curve := curve_of(known)) is not None:
         known["curve"] = curve
@@ -113,7 +121,7 @@ def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] |
             continue
         answered.append(rule)
         if found is not None:
-            findings.append(_advice(rule, found, names or {}))
+            findings.append(_advice(rule, _of_pair(found, known, names or {}), names or {}))
     found_by = {each.code for each in findings}
     wanting = {rule.margin for rule in answered if rule.code in found_by}
     margins = [rule for rule in rules if rule.margin == rule.code]
@@ -127,7 +135,17 @@ def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] |
         margins_there=[rule.code for rule in margins if rule in answered and rule.code not in wanting],
         margins_unknown=[rule.code for rule in margins if rule not in answered and rule.code not in wanting],
         mup=mup_of(known),
+        not_judged="" if "curve" in known else not_judged,
     )
+
+
+def _of_pair(found: RuleFinding, known: Mapping[str, Any], names: Mapping[str, str]) -> RuleFinding:
+    """Both values, where the source sets beta1 and beta2 at once."""
+    if found.knob != "beta2" or "beta2" not in names or names.get("beta1") != names["beta2"]:
+        return found
+    beta2 = float(found.value.partition(",")[0])
+    beta1 = known.get("beta1", USUAL_BETA1)
+    return found._replace(value=f"({beta1 if beta1 < beta2 else USUAL_BETA1:g}, {beta2:g})")
 
 
 def _advice(rule: Rule, found: RuleFinding, names: Mapping[str, str]) -> Advice:

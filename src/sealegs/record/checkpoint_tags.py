@@ -14,6 +14,8 @@ from sealegs.record.reading import parse_json, read_bytes
 DIGESTS = "digests.json"
 """The file that a checkpoint is whole with: digests of all others."""
 
+TAGS = "tags.json"
+
 HEALTHY_AFTER = 16
 """Healthy steps after which a checkpoint is healthy itself."""
 
@@ -26,7 +28,7 @@ class Tags:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file = folder / "tags.json"
+        self._file = folder / TAGS
         self._lock = threading.Lock()  # one thread trains, another one writes
         self._expected: int | None = None
         self._held: tuple[Tag, str] | None = None

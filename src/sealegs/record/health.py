@@ -6,6 +6,7 @@ and when a restart would only fail again. It is one JSON object, replaced as a w
 
 import json
 import math
+import os
 import re
 import time
 from collections import Counter, deque
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from sealegs.errors import RestartRefused, SourceError
-from sealegs.record.checkpoint_tags import HEALTHY_AFTER, Tag, Tags
+from sealegs.record.checkpoint_tags import HEALTHY_AFTER, TAGS, Tag, Tags
 from sealegs.record.doubt import BadStretch, stretches_of
 from sealegs.record.events import load_events, plain_events
 from sealegs.record.files import whole_file, writing
-from sealegs.record.reading import is_number, parse_json, read_bytes
-from sealegs.record.schema import EVENTS
+from sealegs.record.reading import is_number, open_file, parse_json, read_bytes
+from sealegs.record.rows import read_row
+from sealegs.record.schema import EVENTS, METRICS
+from sealegs.record.typed import fits
 from sealegs.vocabulary import Event, Row
 
 HEALTH = "health.json"
@@ -36,7 +39,9 @@ AGAIN = 100
 BY_CHANCE = 0.01
 """Chance up to which incidents that are all one rank's are that rank's doing."""
 REFRESH_S, AT_MOST_EVERY_S = 10.0, 0.2
-"""How long the file may be behind the rows, and how often steps that are rejected have it written."""
+"""How long the file may be behind the rows; and behind the tags of checkpoints and steps that are rejected."""
+_TAIL_BYTES = 1 << 20
+"""What is read of the rows to find the last: one of a large model takes a hundred thousand bytes."""
 REMEMBERED = 20_000
 """Events that are kept to judge by."""
 STOPS = (
@@ -131,7 +136,8 @@ class HealthFile:
         self._events: deque[Mapping[str, Any]] = deque(maxlen=REMEMBERED)
         self._step: int | None = None
         self._run, self._pardoned = "", 0.0
-        self._looked_at = -math.inf
+        self._looked_at = self._asked_at = -math.inf
+        self._tags: tuple[int, int] | None = None
         self._written: Health | None = None
 
     def start(self, manifest: Mapping[str, Any]) -> None:
@@ -143,7 +149,8 @@ class HealthFile:
     def row(self, row: Row) -> None:
         """Follow the steps: a checkpoint is proven by those that come of it."""
         self._step = int(row["step"])
-        if time.monotonic() - self._looked_at > REFRESH_S:
+        now = time.monotonic()
+        if now - self._looked_at > REFRESH_S or (now - self._asked_at > AT_MOST_EVERY_S and self._are_tags_new()):
             self.write()
 
     def event(self, event: Event) -> None:
@@ -157,9 +164,15 @@ class HealthFile:
         """Write it for the last time."""
         self.write()
 
+    def _are_tags_new(self) -> bool:
+        """Whether a checkpoint has another tag than when the file was written: a kill may come before the next look."""
+        self._asked_at = time.monotonic()
+        return self._tags != _tags_file_of(self._folder)
+
     def write(self) -> None:
         """Write the file, if it is not as it should be."""
         self._looked_at = time.monotonic()
+        self._tags = _tags_file_of(self._folder)  # before they are read
         now = health_of(list(self._events), tags_of(self._folder), self._step, pardoned=self._pardoned)
         now = replace(now, run=self._run)
         if now != self._written and not self._lost():
@@ -170,9 +183,11 @@ class HealthFile:
 def read_health(folder: Path) -> Health:
     """The health of a run, from its record: whether or not its file was written to the end."""
     events = list(_kept(plain_events(load_events(folder / EVENTS))))
-    steps = [event["step"] for event in events]
-    health = health_of(events, tags_of(folder), max(steps, default=None), pardoned=pardoned_until(folder))
     known = _known(folder)
+    last = _last_step(folder)
+    if last is None:  # nothing was logged, or the rows are not there any more
+        last = known["step"] if fits(known.get("step"), int) else max((event["step"] for event in events), default=None)
+    health = health_of(events, tags_of(folder), last, pardoned=pardoned_until(folder))
     return replace(health, run=str(known.get("run", "")), updated=str(known.get("updated", "")))
 
 
@@ -413,6 +428,27 @@ def tags_of(folder: Path) -> dict[int, tuple[Tag, str]]:
         return Tags(place).of(steps)
     except SourceError:
         return dict.fromkeys(steps, ("candidate", ""))
+
+
+def _tags_file_of(folder: Path) -> tuple[int, int] | None:
+    """What tells the file of the tags from the one before it, which it has replaced; None where there is none."""
+    try:
+        found = (folder / CHECKPOINTS / TAGS).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _last_step(folder: Path) -> int | None:
+    """The step of the row that was logged last; None where there is none, or it cannot be read."""
+    try:
+        with open_file(folder / METRICS, folder) as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
+            lines = file.read(_TAIL_BYTES).splitlines()
+    except (OSError, SourceError):
+        return None
+    rows = (read_row(line) for line in reversed(lines))  # the last may be torn by a kill
+    return next((int(row["step"]) for row in rows if row is not None), None)
 
 
 def pardoned_until(folder: Path) -> float:

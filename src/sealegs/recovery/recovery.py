@@ -314,13 +314,15 @@ class Recovery:
 
     def state_dict(self) -> dict[str, Any]:
         """The state that belongs to a step, as JSON values."""
-        return self._tracker.state_dict() | {"health": self._restore_points.health.state_dict()}
+        points = self._restore_points
+        return self._tracker.state_dict() | {"health": points.health.state_dict(), "spent": points.spent}
 
     def load_state_dict(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Continue from a saved state, that of ``step``; None where there was no recovery then."""
         if state is not None:
             self._tracker.load_state_dict(state)
         self._restore_points.health.load_state_dict((state or {}).get("health", {}), step)  # older states have none
+        self._restore_points.went_on_from((state or {}).get("spent", {}))
 
     def queue_row(self, row: Row, verdict: Verdict) -> None:
         """Keep a row that was judged and written until its step is over."""

@@ -135,7 +135,9 @@ class RestorePoints:
         ranks: Collective,
     ) -> None:
         self.tokens = 0
-        """Tokens trained on in this process."""
+        """Tokens that have led to the state of the run: what a rollback gave up does not count any more."""
+        self._began = time.monotonic()
+        """When the run would have begun, without what rollbacks gave up and the time it was down."""
         self.snapshots = snapshots
         self.health = CheckpointHealth(checkpoints, training.model, ranks)
         self.schedules = RecentSchedules(training.optimizers, training.schedulers)
@@ -156,6 +158,21 @@ class RestorePoints:
         """The snapshot that the run went back to last; None after a move to another state."""
         self._counted_back_from = 0
         """The step up to which steps have been counted back. None is counted back twice, so that it comes to an end."""
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """The tokens and seconds that have led to the state of the run, as JSON values."""
+        return {"tokens": self.tokens, "seconds": time.monotonic() - self._began}
+
+    def went_on_from(self, spent: Mapping[str, float]) -> CostSoFar:
+        """Count on from a state that so much had led to; gives what is given up. Older checkpoints do not say it, and
+        what this process has spent is all that is known."""
+        before = self.spent
+        self.tokens = int(spent.get("tokens", 0))
+        self._began = time.monotonic() - float(spent.get("seconds", 0.0))
+        return CostSoFar(
+            0, max(int(before["tokens"]) - self.tokens, 0), max(before["seconds"] - self.spent["seconds"], 0.0)
+        )
 
     def not_finite(self) -> str:
         """Which of this rank's weights are not finite, in words."""
@@ -212,8 +229,7 @@ class RestorePoints:
                     "rng": rng_now(),
                     "data": self._batches.position(),
                     "judging": self._watch.judging if is_judged else None,  # on a device the row is not there yet
-                    "tokens": self.tokens,
-                    "time": time.monotonic(),
+                    "spent": self.spent,
                 },
             )
             if not self._is_described:
@@ -290,7 +306,7 @@ class RestorePoints:
         reasons = []
         for state in chain((target,), others):
             try:
-                cost = self._ranks.agree(partial(self._restore, state, number))
+                spent = self._ranks.agree(partial(self._restore, state))
             except SealegsError as error:
                 reasons.append(f"{state}: {error}")
                 continue
@@ -298,7 +314,7 @@ class RestorePoints:
             self.schedules.forget_from(state.step)
             self._give_up_after(state.step)
             self.gone_back_to = state.snapshot
-            return state, cost
+            return state, CostSoFar(number - state.step) + self.went_on_from(spent)
         if self._ranks.world > 1:  # some ranks may have gone back, so that they differ now
             text = f"the ranks cannot go back together: {'; '.join(reasons)}"
             raise RunHalted(text, self._watch.verdict, self._watch.incident)
@@ -321,18 +337,20 @@ class RestorePoints:
         newest = max((saved for saved, tag in tags.items() if tag == "healthy" and saved <= before), default=-1)
         return self._ranks.gather(newest > step)[0]
 
-    def _restore(self, target: RestorePoint, number: int) -> CostSoFar:
-        """Restore a state, or raise an error and change nothing."""
+    def _restore(self, target: RestorePoint) -> Mapping[str, float]:
+        """Restore a state, or raise an error and change nothing. Gives what had led to it."""
+        spent: Mapping[str, float]
         if target.snapshot is not None:
             self._restore_snapshot(target.snapshot)
-            plain = target.snapshot.plain
-            return CostSoFar(number - target.step, self.tokens - plain["tokens"], time.monotonic() - plain["time"])
+            spent = target.snapshot.plain["spent"]
+            return spent
         assert self._checkpoints is not None
         state = self._checkpoints.load(target.step, like=self._training.capture(with_frozen=True))
         self._training.restore(state)
         self._brought_back = self._training.also_in(state)
         self._watch.go_back(self._watch.judge_state_from(state.plain["guard"]["watch"]))
-        return CostSoFar(number - target.step)
+        spent = (state.plain["guard"].get("recovery") or {}).get("spent", {})  # older ones have none
+        return spent
 
     def _restore_snapshot(self, snapshot: Snapshot) -> None:
         plain, training = snapshot.plain, self._training

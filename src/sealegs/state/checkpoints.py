@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,15 +94,15 @@ class Checkpoints:
         *,
         keep: int = 3,
         keep_first: bool = False,
-        reach: int = 0,
+        backs: Collection[int] = (),
         proves: bool = False,
         lost: Callable[[], str] = lambda: "",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Keep the newest ``keep`` checkpoints, and with ``keep_first`` also that of step 0.
 
-        ``reach`` is how many steps the run may have to go back: the newest healthy one that is so old stays, and the
-        one after it, which will be. ``proves`` says that somebody tags those that are healthy.
+        ``backs`` are the steps that the run may have to go back: for each, the newest healthy one that is so old stays,
+        and the one after it, which will be. ``proves`` says that somebody tags those that are healthy.
 
         ``lost`` says, on the rank that can tell, why the folder is not the run's any more. Then nothing is written to
         it, and nothing that lies there is gone back to. A rank that does not come within the timeout is named.
@@ -115,7 +115,7 @@ class Checkpoints:
         self._folder = folder
         self._keep = keep
         self._keep_first = keep_first
-        self._reach = reach
+        self._backs = backs
         self._proves = proves
         self._lost = lost
         self._tags = Tags(folder)
@@ -333,9 +333,9 @@ class Checkpoints:
         """Checkpoints to delete: all but the newest, suspect ones first.
 
         The last healthy one stays, and the last that is no newer than the states in memory: a run that goes back to one
-        of these gives up all later checkpoints, and may be killed before that one is on disk. So does what is within
-        reach, and the one that will be proven next: where few steps lie between checkpoints, all would go before they
-        are proven. All stay if none that is kept is intact.
+        of these gives up all later checkpoints, and may be killed before that one is on disk. So do those that the run
+        may have to go back to, and the one that will be proven next: where few steps lie between checkpoints, all would
+        go before they are proven. All stay if none that is kept is intact.
         """
         tags = self.tags()
         best_first = sorted(tags, key=lambda step: (tags[step] != "suspect", step), reverse=True)
@@ -347,8 +347,8 @@ class Checkpoints:
         if (oldest := self.oldest_in_memory()) is not None:
             spared |= set(islice((step for step in best_first if tags[step] == "healthy" and step <= oldest), 1))
         healthy = sorted(step for step in tags if tags[step] == "healthy")
-        if self._reach and healthy:
-            far = [step for step in healthy if step <= healthy[-1] - self._reach][-1:]
+        for back in self._backs if healthy else ():
+            far = [step for step in healthy if step <= healthy[-1] - back][-1:]
             later = sorted(step for step in tags if tags[step] != "suspect" and step > max(far, default=0))
             spared |= {*far, *later[:1]}
         if self._proves:

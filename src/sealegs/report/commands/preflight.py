@@ -75,6 +75,8 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     margins_unknown: list[str]
     """Codes of the stability margins about which nothing is known."""
     mup: Mup | None = None
+    not_judged: str = ""
+    """What was given and could not be judged, and what to pass so that it can."""
 
     @property
     def has_errors(self) -> bool:
@@ -89,17 +91,23 @@ def page(advised: Advised) -> str:
     """The gravest finding first, the count of missing margins last; one line where there is nothing to say."""
     if not advised.findings:
         line = f"{advised.source}: nothing to say. {_asked(advised)}; of the margins of stability {_tail(advised)}"
-        return "\n".join([line, *_mup(advised.mup)])
+        return "\n".join([line, *_not_judged(advised), *_mup(advised.mup)])
     counts = Counter(each.grade for each in advised.findings)
     told = ", ".join(f"{counts[grade]} {grade}{'' if counts[grade] == 1 else 's'}" for grade in GRADES if counts[grade])
     lines = [
         f"{advised.source}: {told}. {_asked(advised)}.",
+        *_not_judged(advised),
         *(line for each in advised.findings for line in _finding(each)),
         *_mup(advised.mup),
         "",
         *textwrap.wrap(_margins(advised), WIDTH),
     ]
     return "\n".join(lines)
+
+
+def _not_judged(advised: Advised) -> Iterator[str]:
+    if advised.not_judged:
+        yield advised.not_judged
 
 
 def _finding(each: Advice) -> Iterator[str]:
