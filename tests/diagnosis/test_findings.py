@@ -188,6 +188,18 @@ def test_one_nan_is_worth_a_look_and_three_in_a_row_more() -> None:
     assert look(run(loss)).verdict == "act"
 
 
+@pytest.mark.parametrize("apart", [1, 2, 5, 8, 11, 12, 40])
+def test_two_nans_are_worth_a_look_however_far_apart_and_three_near_each_other_more(apart: int) -> None:
+    loss = falling(600)
+    loss[[200, 200 + apart]] = np.nan
+    assert look(run(loss)).verdict == "watch"
+    loss[200 + 2 * apart] = np.nan
+    assert look(run(loss)).verdict == ("act" if apart <= 11 else "watch")
+    ends = falling(600)
+    ends[-1 - apart] = ends[-1] = np.nan
+    assert look(run(ends)).verdict == "act", "what comes of the last is in no row"
+
+
 def test_nan_that_a_logger_wrote_as_zero_is_nan() -> None:
     loss, norm = falling(300), np.ones(300)
     loss[200:], norm[200:] = 0.0, np.nan

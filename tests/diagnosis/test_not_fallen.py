@@ -55,6 +55,26 @@ def test_what_to_look_at_first_is_said_by_what_was_logged(rows: int) -> None:
     assert look(run(losses, lr=rising)).verdict == "watch", "to wait is no act"
 
 
+@pytest.mark.parametrize("warm_up", [1, 3, 20, 100])
+def test_a_rate_that_stands_after_its_warm_up_is_no_warm_up(warm_up: int) -> None:
+    losses, rows = np.log(10) + 0.005 * noise("normal", 400, 0), np.arange(400)
+    for rates in (np.minimum((rows + 1) / warm_up, 1) * 1e-3, np.where(rows < warm_up, 1e-5, 1e-3)):
+        rates[0] = min(rates[0], 5e-4)
+        assert "warm-up is over" not in action(losses, lr=rates)
+        assert look(run(losses, lr=rates)).verdict == "act"
+        assert look(run(losses, lr=rates)).because == look(run(losses)).because
+
+
+@pytest.mark.parametrize("digits", [3, 4, 5, 9])
+def test_a_rate_that_rises_to_the_end_is_a_warm_up_in_any_digits(digits: int) -> None:
+    losses, rows = np.log(10) + 0.005 * noise("normal", 400, 0), np.arange(400)
+    share = rows / 400
+    shapes = [share] if digits == 3 else [share, (1 - np.cos(np.pi * share)) / 2, share**2]
+    for rates in [3e-3 * shape for shape in shapes]:
+        found = look(run(losses, lr=np.round(rates, digits)))
+        assert (found.verdict, "still rises" in found.because) == ("watch", True), digits
+
+
 def test_a_loss_that_has_come_down_to_a_guess_has_an_accuracy_of_one() -> None:
     losses = np.log(2) + 0.3 * np.exp(-np.arange(60) / 8) + 0.005 * noise("normal", 60, 0)
     found = look(run(losses, accuracy=0.5 + 0.02 * noise("normal", 60, 1)))

@@ -120,6 +120,24 @@ def test_megatron_has_the_other_signals_too(tmp_path: Path) -> None:
     assert log.run.column("number of nan iterations").tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("on", ["", " on validation set"])
+def test_megatron_tells_of_an_evaluation_the_step_and_no_column_of_steps(on: str, tmp_path: Path) -> None:
+    first, *_ = MEGATRON.splitlines()[2:]
+    lines = []
+    for step in range(1, 41):
+        lines.append(first.replace("       1/", f"{step:8d}/"))
+        if step % 8 == 0:
+            rule = "-" * 117
+            told = f"lm loss value: {9.5 - step / 10:.6E} | lm loss PPL: {1e4 / step:.6E} | "
+            lines += [rule, f" validation loss at iteration {step}{on} | {told}", rule]
+    (tmp_path / "log").write_text("\n".join([*lines, ""]))
+    log = read(str(tmp_path / "log"))
+    assert log.run.steps.tolist() == list(range(1, 41))
+    assert logged(log, "eval_loss") == pytest.approx({step: 9.5 - step / 10 for step in range(8, 41, 8)})
+    assert logged(log, "eval lm loss PPL") == pytest.approx({step: 1e4 / step for step in range(8, 41, 8)})
+    assert not [name for name in log.run.signals if "iteration" in name and "number of" not in name]
+
+
 def test_what_megatrons_rerun_machine_says_is_no_row(tmp_path: Path) -> None:
     first, *_ = MEGATRON.splitlines()[2:]
     said = [

@@ -29,6 +29,7 @@ from sealegs.diagnosis.curve.stretches import (
     has_fallen,
     is_as_before,
     nonfinite,
+    not_finite_rows,
     overflowed,
     risen,
 )
@@ -42,6 +43,7 @@ from sealegs.diagnosis.live_findings import constant_scale, stalls, standing
 from sealegs.diagnosis.not_fallen import at_chance, is_warming_up, not_fallen, stands_still
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
+from sealegs.record.columns import Mask
 from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import Run
 
@@ -83,7 +85,7 @@ MOST_TOLD = 3
 MOST_NOTICES = 3
 """The most leaps of the gradient norm, and the most findings in columns, that are told one by one."""
 IN_A_ROW = 3
-"""Losses in a row that are not finite and call for action, as in the live guard."""
+"""Losses in a row, or with few between them, that are not finite and call for action: as many as in the live guard."""
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: the code below looks for NaN
@@ -206,7 +208,8 @@ def closed(run: Run, incident: Incident) -> Incident:
 
 
 def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_statistic.MOST_FOLDED) -> list[Stretch]:
-    broken = [_if_held(run, curve, one) for one in nonfinite(run, curve)] + overflowed(run, curve)
+    bad = not_finite_rows(run, curve)
+    broken = [_if_held(run, curve, one, bad) for one in nonfinite(run, curve)] + overflowed(run, curve)
     if rules == "textbook":
         return sorted(broken + live_statistic.by_the_book(curve))
     grown = [one for one in risen(run, curve) if not _is_below_before(curve, one)]
@@ -233,12 +236,16 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
     return sorted([part for one in found for part in _by_attempt(curve, one)] + epoch_steps(run, curve))
 
 
-def _if_held(run: Run, curve: LossCurve, one: Stretch) -> Stretch:
+def _if_held(run: Run, curve: LossCurve, one: Stretch, bad: Mask) -> Stretch:
     """A stretch of values that are not finite, marked where its updates are known to have been skipped, the weights are
-    not known to be spoilt, and it is too short for an alarm."""
-    if not one.is_open or one.last - one.first + 1 >= IN_A_ROW:
+    not known to be spoilt, and it has too few for an alarm."""
+    if not one.is_open or _count(bad, one) >= IN_A_ROW:
         return one
     return one._replace(is_held=_is_kept_out(run, curve, one))
+
+
+def _count(bad: Mask, one: Stretch) -> int:
+    return int(np.count_nonzero(bad[one.first : one.last + 1]))
 
 
 def _is_kept_out(run: Run, curve: LossCurve, one: Stretch) -> bool:
@@ -463,8 +470,9 @@ def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> li
     """Incidents that call for action as far as the loss shows."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
     is_blind = _blind(findings) is not None or not findings.kind.loss_measures
+    bad = not_finite_rows(findings.run, curve)
     pairs = zip(found, findings.incidents, strict=True)
-    asking = [(one, it) for one, it in pairs if _asks_for_action(curve, one, it, last, is_blind=is_blind)]
+    asking = [(one, it) for one, it in pairs if _asks_for_action(curve, one, it, last, bad, is_blind=is_blind)]
     asking = [(one, it) for one, it in asking if not _is_no_worse(findings.run, it)]
     asking = [(one, it) for one, it in asking if not _has_passed(findings.run, curve, one, it)]
     return [it for one, it in asking if one.kind not in GRADUAL or not _is_little(curve, one)]
@@ -574,7 +582,9 @@ def _by_first_signals(findings: Findings) -> tuple[Health, str]:
     return "healthy", f"{', '.join(told[:MOST_TOLD])}, and nothing out of the ordinary{aside}{notice}"
 
 
-def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
+def _asks_for_action(
+    curve: LossCurve, one: Stretch, incident: Incident, last: float, bad: Mask, *, is_blind: bool
+) -> bool:
     """Whether an incident calls for action.
 
     One in an attempt that was given up does not: the present weights have not gone through it.
@@ -586,7 +596,7 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
     if _is_given_up(curve, one):
         return False
     if one.kind == "nonfinite":
-        return (one.is_open and not one.is_held) or one.last - one.first + 1 >= IN_A_ROW
+        return (one.is_open and not one.is_held) or _count(bad, one) >= IN_A_ROW
     if one.kind == "overflow":
         return one.is_open or incident.trajectory == "divergent"
     deviation = 0.0 if math.isnan(incident.limit) else 2 * (incident.limit - incident.usual)

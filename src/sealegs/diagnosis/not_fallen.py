@@ -22,6 +22,8 @@ FEWEST_MOVING, DISTINCT = 10, 0.9
 SAME, SPENT, ABOVE = 1e-6, 1e-3, 1.01
 """Share of a loss by which it is the same but for rounding, of its highest rate below which a rate is spent, and times
 its lowest from which on a loss that stands has lost something."""
+STILL, LAST = 0.05, 10
+"""Times the usual rise from row to row that is one of a learning rate, and the part of the rows that are the last."""
 ONE_BATCH = "train on one batch until it is known by heart"
 
 
@@ -102,9 +104,14 @@ def look_first(run: Run) -> str:
 
 
 def is_warming_up(run: Run) -> bool:
-    """Whether the learning rate has only risen."""
+    """Whether the learning rate has only risen, and still does in the last rows: one that then stands has no warm-up to
+    wait for. Where it was written in few digits it rises in steps, and stands between them, too."""
     rates = _finite(run, "lr")
-    return len(rates) > 1 and bool((np.diff(rates) >= 0).all() and rates[-1] > rates[0])
+    if len(rates) < 2 or (np.diff(rates) < 0).any() or rates[-1] <= rates[0]:
+        return False
+    rises = np.flatnonzero(np.diff(rates) > STILL * (rates[-1] - rates[0]) / len(rates)) + 1
+    between = int(np.diff(rises).max()) if len(rises) > 1 else 0
+    return len(rates) - int(rises[-1]) <= max(between, len(rates) // LAST)
 
 
 def _finite(run: Run, signal: str) -> NDArray[np.float64]:

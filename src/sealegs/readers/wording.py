@@ -22,6 +22,8 @@ _HELD_OUT = re.compile(
 _NO_VALUE = (":", "-", "f}", "e}", "g}")
 """Text that follows a number in a date, or in the source of a format string: programs print their own source, too."""
 _LONGEST_TEXT = 200
+_AT = re.compile(r".* at (?=[A-Za-z])", re.IGNORECASE)
+"""What is told of a step, before its name: ``validation loss at iteration 2000``."""
 _EDGE = re.compile(r"[|\u2502\u2503]")
 _CELL_NAME = re.compile(r"[A-Za-z_][\w./@ %()-]*|")
 _ABOVE = re.compile(r"[A-Za-z_][\w./@-]*")
@@ -103,6 +105,8 @@ def _named_by(text: str) -> tuple[str, str, bool]:
     name = found[1].strip() if found else ""
     signal = signal_of(name) if name else ""
     ends = found.start() if found and signal in ROW else len(text)
+    if signal in (STEP, EPOCH) and (told := _AT.match(name)) and signal_of(name[told.end() :]) == signal:
+        name = name[told.end() :]
     return name, signal, _HELD_OUT.search(text, 0, ends) is not None
 
 

@@ -18,6 +18,7 @@ from sealegs.diagnosis.kind import Kind, kind_of
 from sealegs.diagnosis.rank import situations
 from sealegs.diagnosis.signs import registry
 from sealegs.diagnosis.signs.columns import copies_part, held_out_turns, one_rank_leaps_alone, weights_grow_on
+from sealegs.diagnosis.signs.data import eval_turns
 from sealegs.record.run import Run
 
 SEEDS = 20
@@ -115,6 +116,25 @@ def test_columns_that_need_no_judgement_are_not_called_unjudged() -> None:
     made["weird"] = random.standard_normal(1000)
     made["rare"] = np.where(rows % 200 == 0, random.standard_normal(1000), np.nan)
     assert judgement(run_with(made)).unjudged == ("weird", "rare")
+
+
+def test_the_best_and_the_last_of_what_turned_are_told_as_they_were_logged() -> None:
+    """The same in the columns, in the notice and in the sign: not the medians that they are judged by."""
+    random, made = calm()
+    rows = np.arange(1000)
+    is_there = rows % 50 == 49
+    made["loss"] = noisy(random, 8 - 6 * rows / 1000, 0.005)
+    made["eval_loss"] = np.where(is_there, noisy(random, 1 + np.abs(rows / 1000 - 0.4), 0.003), np.nan)
+    made["accuracy"] = np.where(is_there, 0.9 - np.abs(rows / 1000 - 0.4), np.nan)
+    errors, scores = made["eval_loss"][is_there], made["accuracy"][is_there]
+    found = seen(made)
+    told = {one.signal: one.text for one in found.columns}
+    best = f"at step {rows[is_there][np.argmin(errors)]}"
+    assert told["eval_loss"] == f"eval_loss {errors.min():.4g} at its best, {best}, {errors[-1]:.4g} in the end"
+    assert f"{scores.max():.4g} at its best, at step 399, {scores[-1]:.4g} in the end" in told["accuracy"]
+    notice = f"held-out loss {errors.min():.4g} {best}, its lowest, and {errors[-1]:.4g} in the end"
+    assert any(text.startswith(notice) for text in found.notices), found.notices
+    assert f"evaluation loss {errors.min():.4g} {best}, {errors[-1]:.4g} at the end" in eval_turns(Facts(found)).text
 
 
 def test_a_held_out_error_that_turns_beside_a_score_at_its_best_is_only_told() -> None:

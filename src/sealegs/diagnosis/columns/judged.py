@@ -267,10 +267,10 @@ def _turns(column: _Column, of: int) -> Iterator[ColumnFinding]:
     chance = two_sided(rise / noise) * len(heights) / width
     if rise < least or rise <= 0 or chance * of > ALARM or (levels[-width:] < levels[lowest] + rise / 2).any():
         return
-    best, last = (float(np.exp(x)) if is_error else -float(x) for x in (levels[lowest], end))
     began = lowest + int(np.argmax(levels[lowest:] >= levels[lowest] + rise / 4))
-    best_step = int(column.steps[lowest + width // 2])
-    text = f"{column.signal} {_number(best)} at its best, at step {best_step}, {_number(last)} in the end"
+    best = int(np.argmin(heights))  # told are the values as they were logged; the medians are what is judged
+    best_step = int(column.steps[best])
+    text = f"{column.signal} {_number(values[best])} at its best, at step {best_step}, {_number(values[-1])} in the end"
     is_strong = not is_error or rise >= math.log(MUCH_WORSE)
     yield ColumnFinding(
         signal=column.signal, step=int(column.steps[began]), shows="turns", text=text, is_strong=is_strong, lasts=True

@@ -55,8 +55,8 @@ def learns_by_heart(run: Run, curve: LossCurve) -> str:
     if not has_stayed or end - lowest <= enough or not _falls_on(curve, int(steps[at])):
         return ""
     return (
-        f"held-out loss {lowest:.4g} at step {steps[at]}, its lowest, and {end:.4g} in the end, while the training "
-        f"loss fell on: it learns its data by heart, and the checkpoint of step {steps[at]} is the better one"
+        f"held-out loss {lowest:.4g} at step {steps[at]}, its lowest, and {values[-1]:.4g} in the end, while the "
+        f"training loss fell on: it learns its data by heart, and the checkpoint of step {steps[at]} is the better one"
     )
 
 

@@ -64,6 +64,28 @@ class Stretch(NamedTuple):
 def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     """Losses that are not finite, and gradients that often are not although no scaler explains it."""
     rows = len(curve.losses)
+    bad, broken = _not_finite(run, curve)
+    found = [Stretch(a, b, "nonfinite", b == rows - 1) for a, b in closed_up(bad, NEAR)]
+    if broken.any():
+        rule = NonFinite()
+        often = broken.sum() > rule.share * np.isfinite(beside(run, curve, "grad_norm")).sum()
+        found += [
+            Stretch(a, b, "nonfinite", b == rows - 1)
+            for a, b in closed_up(broken, NEAR)
+            if often or b - a + 1 >= rule.in_a_row
+        ]
+    return found
+
+
+def not_finite_rows(run: Run, curve: LossCurve) -> NDArray[np.bool_]:
+    """The rows of which such stretches are made: in between, up to ``NEAR`` rows may be sound."""
+    bad, broken = _not_finite(run, curve)
+    return bad | broken
+
+
+def _not_finite(run: Run, curve: LossCurve) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Rows whose loss is not finite, with the gradients right before; and those whose gradient alone is not."""
+    rows = len(curve.losses)
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
     bad[: _unmeasured(curve)] = False
     norms = beside(run, curve, "grad_norm")
@@ -76,16 +98,7 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     for first, last in stretches(broken):  # right before a loss that is not finite, they are its beginning
         if last + 1 < rows and bad[last + 1]:
             bad[first : last + 1], broken[first : last + 1] = True, False
-    found = [Stretch(a, b, "nonfinite", b == rows - 1) for a, b in closed_up(bad, NEAR)]
-    if broken.any():
-        rule = NonFinite()
-        often = broken.sum() > rule.share * np.isfinite(norms).sum()
-        found += [
-            Stretch(a, b, "nonfinite", b == rows - 1)
-            for a, b in closed_up(broken, NEAR)
-            if often or b - a + 1 >= rule.in_a_row
-        ]
-    return found
+    return bad, broken
 
 
 def _unmeasured(curve: LossCurve) -> int:
