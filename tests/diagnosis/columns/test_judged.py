@@ -107,6 +107,56 @@ def test_a_column_that_broke_long_before_is_not_gone_back_behind() -> None:
     assert Facts(seen(made)).sound_before == 3500
 
 
+@pytest.mark.parametrize(
+    ("at", "rows", "share"),
+    [
+        (1199, 2000, 0.03),
+        (1499, 6000, 0.03),
+        (699, 1000, 0.03),
+        (332, 3000, 0.05),
+        (700, 6000, 0.1),
+        (2000, 3000, 0.15),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rate_that_halves_is_dated_by_its_row(at: int, rows: int, share: float, seed: int) -> None:
+    """Not by the block of rows that it falls in, and though it comes early."""
+    random = np.random.default_rng([at, seed])
+    pace = 52000 * np.exp(share * random.standard_normal(rows)) * np.where(np.arange(rows) < at, 1.0, 0.5)
+    run = run_with({"loss": noisy(random, falling(random, rows), 0.01), "tokens_per_s": pace})
+    (one,) = judgement(run).findings
+    assert (one.signal, one.shows) == ("tokens_per_s", "slower")
+    assert abs(one.step - at) <= 100 * share / 5, one.text
+
+
+def test_a_rate_that_is_as_ever_stays_quiet() -> None:
+    """With noise of 5 to 15 %, slow drifts of 10 %, rows in which the machine stalls, and passages of half the pace."""
+    told = []
+    for seed in range(200):
+        random = np.random.default_rng([7, seed])
+        rows = int(np.exp(random.uniform(np.log(60), np.log(3000))))
+        time = np.linspace(0, 1, rows)
+        drift = (1 - 0.1 * time, 1 + 0.1 * time, 1 + 0.1 * np.sin(12 * time), 1 - 0.1 * (time > 0.15))[seed % 4]
+        tails = random.standard_t(4, rows) / np.sqrt(2) if seed % 2 else random.standard_normal(rows)
+        pace = 52000 * drift * np.exp(random.uniform(0.05, 0.15) * tails)
+        if seed % 3 == 0:
+            pace[random.random(rows) < 0.01] /= 10
+        if seed % 7 == 0:
+            slow = int(random.uniform(0, 0.8) * rows)
+            pace[slow : slow + max(2, rows // 40)] *= 0.5
+        loss = noisy(random, falling(random, rows), 0.01)
+        found = judgement(run_with({"loss": loss, "tokens_per_s": pace})).findings
+        told += [(seed, rows, one.text) for one in found if one.signal == "tokens_per_s"]
+    assert not told
+
+
+def test_an_early_fall_of_a_rate_that_is_made_up_for_in_the_end_is_not_told() -> None:
+    random, made = calm(3000)
+    rows = np.arange(3000)
+    pace = 52000 * np.exp(0.05 * random.standard_normal(3000)) * np.where((rows < 333) | (rows >= 2750), 1.0, 0.5)
+    assert not judgement(run_with({**made, "tokens_per_s": pace})).findings
+
+
 def test_columns_that_need_no_judgement_are_not_called_unjudged() -> None:
     random, made = calm()
     rows = np.arange(1000.0)

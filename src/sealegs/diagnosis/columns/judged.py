@@ -218,9 +218,13 @@ def _higher(column: _Column, course: Course, of: int) -> Iterator[ColumnFinding]
 def _slower(column: _Column, course: Course, of: int) -> Iterator[ColumnFinding]:
     """A rate that has fallen by a third, for good or bit by bit."""
     least = -math.log(SLOWED)
-    change = _surprising(course.leap(up=False, least=least), course.rise(up=False, least=least), of)
+    rise = course.rise(up=False, least=least)
+    change = _surprising(course.leap(up=False, least=least), rise, of)
+    if change is None:
+        change = _surprising(course.early_fall(least=least), None, of)
     if change is not None:
-        yield _finding(column, course, change, "slower", f"{1 - change.factor:.0%} less", is_strong=True)
+        step = int(course.steps[change.row]) if change is rise else _step_of_fall(column, course, change)
+        yield _finding(column, course, change, "slower", f"{1 - change.factor:.0%} less", is_strong=True, step=step)
         return
     change = course.decline(least=least)
     if change is not None and change.chance * of <= ALARM:
@@ -429,9 +433,17 @@ def _is_stuck(values: Floats) -> bool:
 
 
 def _finding(
-    column: _Column, course: Course, change: Change, shows: str, how: str, *, is_strong: bool
+    column: _Column,
+    course: Course,
+    change: Change,
+    shows: str,
+    how: str,
+    *,
+    is_strong: bool,
+    step: int | None = None,
 ) -> ColumnFinding:
-    step = _step_of_leap(column, course, change) if shows == "leaps" else int(course.steps[change.row])
+    if step is None:
+        step = _step_of_leap(column, course, change) if shows == "leaps" else int(course.steps[change.row])
     when = "in the end" if shows == "rises" else "since"
     text = f"{column.signal} {_number(change.before)} before step {step}, {_number(change.after)} {when}: {how}"
     return ColumnFinding(signal=column.signal, step=step, shows=shows, text=text, is_strong=is_strong, lasts=True)
@@ -447,6 +459,18 @@ def _step_of_leap(column: _Column, course: Course, change: Change) -> int:
     is_over = (heights - before) / (after - before) > QUARTER
     rows = np.flatnonzero(is_over[:-1] & is_over[1:])
     return int(column.steps[first + rows[0]]) if len(rows) else int(course.steps[change.row])
+
+
+def _step_of_fall(column: _Column, course: Course, change: Change) -> int:
+    """The step that parts the rows nearer to the level before from those nearer to the level after best: rates are
+    noisy, and two rows in a row may be low by chance."""
+    first = int(np.searchsorted(column.steps, course.steps[max(change.row - 1, 0)]))
+    values = column.values[first : first + (2 * course.gap + 3) * course.size]
+    before, after = math.log(change.before), math.log(change.after)
+    ways = (np.log(np.maximum(values, 1e-300)) - before) / (after - before) - 0.5
+    parted = np.cumsum(np.clip(ways, -0.5, 0.5))  # a stall is one row
+    row = min(int(np.argmin(parted)) + 1, len(values) - 1) if parted.min() < 0 else 0
+    return int(column.steps[first + row])
 
 
 def _times(change: Change) -> str:

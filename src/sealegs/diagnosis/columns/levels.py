@@ -6,7 +6,7 @@ no news. The chance is that of a t distribution of six degrees, whose tails are 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -107,6 +107,19 @@ class Course:
         began = row + int(np.argmax(heights[row : row + gap + 1] > highest[best]))
         return Change(began, self._level(before, up=up), self._level(heights[row + gap :], up=up), min(chance, 1.0))
 
+    def early_fall(self, *, least: float) -> Change | None:
+        """A lasting fall with too little before it to know the column's own ways: they are those after it. It is a leap
+        where the column is read backwards; for positive ones."""
+        backwards = replace(self, steps=self.steps[::-1], medians=self.medians[::-1])
+        found = backwards.leap(up=True, least=least)
+        if found is None:
+            return None
+        row = self.count - found.row
+        is_early = row < self.young + max(self.count // 10, 3) + self.gap
+        if not is_early or math.log(self.end() / found.before) > least / 2:  # the last rows are no past of its
+            return None
+        return Change(max(row - self.gap, 0), found.after, found.before, found.chance)
+
     def rise(self, *, up: bool, least: float) -> Change | None:
         """The change from the lowest level after the warm-up to that of the end, slow or not."""
         heights = self.heights if up else -self.heights
@@ -140,6 +153,8 @@ class Course:
             return None
         width = self.lasting
         levels = np.median(np.lib.stride_tricks.sliding_window_view(heights, width), axis=1)
+        if not (np.maximum.accumulate(levels) - levels).max() >= least:  # of the highest and the lowest of noise
+            return None
         chance = two_sided(float(falls[low]) / _unsteady(levels, width)) * self.count / width
         row = self.young + high
         return Change(row, float(self.medians[row]), float(self.medians[self.young + low]), min(chance, 1.0))
