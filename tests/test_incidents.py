@@ -101,7 +101,7 @@ def test_ranks_that_differ_are_an_incident_until_they_are_compared_and_the_same(
     detectors = judge.standard()
     state, before, news = judge.begin(detectors), begin(), []
     for step in range(800):
-        row: Row = {"step": step, "loss": 2.5 + 0.05 * math.sin(step), "grad_norm": 0.5}
+        row: dict[str, Any] = {"step": step, "loss": 2.5 + 0.05 * math.sin(step), "grad_norm": 0.5}
         if step % 100 == 0:
             row |= {"ranks_differ": float(300 <= step < 600), "differing_rank": 1.0}
         state, now = judge.fold(detectors, state, row)

@@ -109,7 +109,7 @@ def main(out: Path, *ports: str) -> None:
     os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost"}  # as torchrun would have it
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
     standard = sealegs.Playbook.standard()
-    saw = {
+    saw: dict[str, Any] = {
         "trainer": of_trainer(out, "trainer", guarded=False),
         "trainer guarded": of_trainer(out, "trainer-guarded", guarded=True, playbook=standard),
         "trainer faulted": of_trainer(out, "trainer-faulted", guarded=True, faults=FAULTS),

@@ -127,7 +127,8 @@ class Descent:
     ids=["of one step", "of all from there on", "weights that somebody moves"],
 )
 def test_a_rate_that_was_fitted_to_one_step_must_give_the_next_one_too(record: Descent, factor: float | None) -> None:
-    left = Departure(step=8, signal="loss", was=record.rows[8]["loss"], now=record.seen[8].loss, agreed=7)
+    was = float(record.rows[8]["loss"])
+    left = Departure(step=8, signal="loss", was=was, now=record.seen[8].loss, agreed=7)
     found = _fitting_rate(record, left)  # type: ignore[arg-type]
     assert found == (factor if factor is None else pytest.approx(factor, abs=0.1))
 

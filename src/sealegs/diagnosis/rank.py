@@ -211,10 +211,12 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
         )
 
     weighed = [weighed_with_all(card) for card in cards]
-    is_left_over = tested is not None and facts.reruns is not None and facts.reruns.is_by_exclusion
-    if is_left_over and any(item.grade == "established" and item.card.name != tested for item in weighed):
-        beside[tested] = [replace(one, weight="fits") if one.weight == "tested" else one for one in beside[tested]]
-        weighed = [weighed_with_all(item.card) if item.card.name == tested else item for item in weighed]
+    left_over = tested if facts.reruns is not None and facts.reruns.is_by_exclusion else None
+    others = (item for item in weighed if item.card.name != left_over)
+    if left_over is not None and any(item.grade == "established" for item in others):
+        said_of_it = beside[left_over]
+        beside[left_over] = [replace(one, weight="fits") if one.weight == "tested" else one for one in said_of_it]
+        weighed = [weighed_with_all(item.card) if item.card.name == left_over else item for item in weighed]
         tested = None
     listed = sorted(
         (item for item in weighed if item.grade),

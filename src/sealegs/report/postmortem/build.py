@@ -86,8 +86,8 @@ def postmortem_of(case: Case) -> Postmortem:
     cause = causes.blamed(found, replayed)
     remedies = causes.remedies(facts, cause) if cause is not None else []
     here = _circumstances(case, document, numbers.last_bad_batch(met))
-    is_tested = cause is not None and replayed is not None and replayed.cause == cause
-    fixes = remediation(cause, here) if is_tested else ()
+    is_tested = replayed is not None and replayed.cause == cause
+    fixes = remediation(cause, here) if cause is not None and is_tested else ()
     chosen = [remedy for remedy in remedies if remedy.knob in {fix.knob for fix in fixes}] if fixes else remedies[:1]
     changes = [causes.told(remedy) for remedy in chosen]
     # a hard batch stays hard: the promises hold from the step after it

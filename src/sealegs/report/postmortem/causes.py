@@ -101,8 +101,8 @@ def panels_in(texts: Sequence[str]) -> tuple[int, ...]:
 def discriminating(found: Sequence[CandidateCause], replayed: Replayed | None) -> tuple[str, ...]:
     """The evidence between the hypotheses: one line per rerun, otherwise the signs that favour some over others."""
     numbers = {each.cause: f"H{number}" for number, each in enumerate(found, 1)}
-    out = {each.cause for each in found if each.grade == "ruled out"}
-    if replayed is not None and (told := tuple(_reruns(replayed, numbers, out))):
+    ruled_out = {each.cause for each in found if each.grade == "ruled out"}
+    if replayed is not None and (told := tuple(_reruns(replayed, numbers, ruled_out))):
         return told
     lines = []
     sentences = dict.fromkeys(text for each in found for text in (*each.evidence_for, *each.evidence_against))
