@@ -197,6 +197,8 @@ def remembered(guard: sealegs.Guard) -> dict[str, Any]:
     at = state["watch"]["detectors"].index("throughput")
     state["watch"]["state"][0].pop(at)
     del state["spent"]
+    if (recovery := state.get("recovery")) is not None:
+        del recovery["spent"]["seconds"]
     return state
 
 

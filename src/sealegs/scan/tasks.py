@@ -27,7 +27,7 @@ Place: TypeAlias = Literal["local", "slurm", "ray"]
 _LOOK_S = 2.0
 _TO_STOP_S = 10.0
 """After which the pool does not end by itself. What has been counted lies whole in the work folder."""
-_LOOKS_AT_THE_END = 15
+_LOOKS_AT_THE_END = 5
 """With processes missing though all is counted, as where the pool ends. For one that was killed between its last count
 and its word of it the pool would wait for ever."""
 _KILLED = "a process of the scan was killed, most often for want of memory: give fewer --jobs; the same command goes on"
