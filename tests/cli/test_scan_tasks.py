@@ -199,11 +199,11 @@ def test_a_corpus_at_an_address_is_read_as_one_on_disk(scan: Callable[..., Said]
     code, out, _ = scan("copy", "--json")
     wanted = out.replace('"copy', '"memory://bucket').replace("as copy", "as memory://bucket")
     assert code == 1
-    for words in ((), ("--on", "local", "--tasks", "5", "--work", "memory://work/here")):
+    for words in ((), ("--on", "local", "--tasks", "5", "--work", "memory://tasks/here")):
         code, out, _ = scan("memory://bucket/", "--json", *words)
         assert out.replace('"memory://bucket/"', '"memory://bucket"') == wanted
-    assert memory.exists("/work/here/counts/00000.json")
-    assert not memory.glob("/work/here/**/*.partial")
+    assert memory.exists("/tasks/here/counts/00000.json")
+    assert not memory.glob("/tasks/here/**/*.partial")
     local = Path("copy").absolute()
     assert scan(f"file://{local}", "--json")[1].replace("file://", "") == scan(str(local), "--json")[1]
 
@@ -394,10 +394,10 @@ def test_the_batch_script_in_the_documents_is_what_a_dry_run_prints(
     said = (ROOT / "docs" / "scan.md").read_text()
     example = re.search(r"```\n\$ (sealegs scan [^\n]*--dry-run)\n(.*?)```", said, re.DOTALL)
     assert example is not None
-    words = example[1].replace("/shared/corpus", str(corpus)).replace("/shared", str(tmp_path)).split()[2:]
+    words = example[1].replace("/lustre/corpus", str(corpus)).replace("/lustre", str(tmp_path)).split()[2:]
     code, out, _ = scan(*words)
     assert code == 0
-    assert out.replace(str(tmp_path), "/shared") == example[2]
+    assert out.replace(str(tmp_path), "/lustre") == example[2]
 
 
 def test_slurm_gets_an_array_whose_tasks_count(

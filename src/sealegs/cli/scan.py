@@ -54,7 +54,7 @@ examples:
   sealegs scan tokens.npy --row 1024 --batch 32         and which batches will have many rare tokens
   sealegs scan mine.toml                                the same for a run of the lab, in its own order
   sealegs scan tokens.npy --incident night#2 -o aside   which documents were behind an incident
-  sealegs scan s3://b/c --on slurm --tasks 200 --partition cpu --work /shared/work    in many tasks, on a cluster
+  sealegs scan s3://b/c --on slurm --tasks 200 --partition cpu --work /lustre/scan    in many tasks, on a cluster
 """
 SUSPECT_STEPS = 8
 """Steps whose batches are looked at, at most: from the one before the onset to the peak."""

@@ -240,7 +240,7 @@ def _tokens(tokens: Sequence[TokenShown]) -> "Figure":
             ("in the batch at the onset", [float(token.times) for token in shown]),
             ("before", [float(token.before) for token in shown]),
         ],
-        "10  how often the highest-loss tokens of the onset occur",
+        "10  the highest-loss tokens of the onset",
     )
 
 
@@ -259,7 +259,8 @@ def _frequencies(met: Met) -> "Figure | None":
             (f"at step {step}", [here[token] for token in shown]),
             (f"mean of {len(earlier)} batches before", [round(value, 1) for value in mean]),
         ],
-        "10  how often the most frequent tokens occur (0: not among the 16 most frequent)",
+        "10  the most frequent tokens",
+        "occurrences (0: not among the 16 most frequent)",
     )
 
 
@@ -274,9 +275,14 @@ def _token_counts(row: Plain) -> dict[str, float]:
     return found
 
 
-def _compared(labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], title: str) -> "Figure":
+def _compared(
+    labels: Sequence[str],
+    series: Sequence[tuple[str, Sequence[float]]],
+    title: str,
+    counted: str = "occurrences",
+) -> "Figure":
     """Bars of two counts for each label."""
-    figure, (axes,) = _figure(8, 0.9 + 0.32 * len(labels))
+    figure, (axes,) = _figure(8, 1.1 + 0.32 * len(labels))
     places = [float(place) for place in range(len(labels))]
     for shift, colour, (name, counts) in zip((-0.2, 0.2), (INCIDENT, LINE), series, strict=True):
         bars = axes.barh([place + shift for place in places], counts, 0.36, color=colour, label=name)
@@ -286,6 +292,7 @@ def _compared(labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_title(title)
+    axes.set_xlabel(counted)
     axes.margins(x=0.08)
     axes.legend(**ABOVE)
     return figure
